@@ -1,0 +1,213 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxElectionMillis is the longest election timeout that etcd takes.
+const maxElectionMillis = 50000
+
+// Validate reports every problem at once. Texts are etcd's where it has one
+// (surface.md, section 3.2).
+func (c *Config) Validate() error {
+	var problems []error
+	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+
+	for o := range options() {
+		if c.set[o.flag] && o.value(c).String() != o.def && !(o.def == "" && o.value(c).String() == "false") {
+			switch o.support {
+			case refused:
+				bad("--%s=%s is not supported by this version of Engram: remove it, or use a member that has it", o.flag, o.value(c))
+			case deprecated:
+				c.Warnings = append(c.Warnings, fmt.Sprintf("--%s is deprecated and has no effect", o.flag))
+			}
+		}
+	}
+	if c.Name == "" {
+		bad("--name must not be empty")
+	}
+	if c.IsSet("listen-client-urls") && !c.IsSet("advertise-client-urls") {
+		bad("--advertise-client-urls is required when --listen-client-urls is set explicitly")
+	}
+	for _, us := range [][]url.URL{c.ListenPeer, c.ListenClient, c.ListenClientHTTP, c.ListenMetrics} {
+		for i := range us {
+			if err := bindable(&us[i]); err != nil {
+				problems = append(problems, err)
+			}
+		}
+	}
+	for i := range c.ListenClientHTTP {
+		if slices.Contains(c.ListenClient, c.ListenClientHTTP[i]) {
+			bad("cannot bind both --listen-client-urls and --listen-client-http-urls on the same url %s", c.ListenClientHTTP[i].String())
+		}
+	}
+	c.validateTimes(bad)
+	c.validateCluster(bad)
+	if err := c.validateCompaction(); err != nil {
+		problems = append(problems, err)
+	}
+	if c.FeatureGates["LeaseCheckpointPersist"] && !c.FeatureGates["LeaseCheckpoint"] {
+		bad("enabling feature gate LeaseCheckpointPersist requires enabling feature gate LeaseCheckpoint")
+	}
+	if c.Logger != "zap" {
+		bad("unknown logger option %q: --logger takes zap", c.Logger)
+	}
+	if c.LogFormat != "json" && c.LogFormat != "console" {
+		bad("unknown log format: %s, supported values json, console", c.LogFormat)
+	}
+	if c.LogRotation && (len(c.LogOutputs) != 1 || slices.Contains([]string{"default", "stdout", "stderr"}, c.LogOutputs[0])) {
+		bad("log rotation requires a single file target")
+	}
+	if c.AuthToken != "simple" {
+		if strings.HasPrefix(c.AuthToken, "jwt,") || c.AuthToken == "jwt" {
+			bad("--auth-token=%s is not supported by this version of Engram: remove it", c.AuthToken)
+		} else {
+			bad("auth: invalid auth options")
+		}
+	}
+	if c.Discovery.Fallback != "exit" {
+		bad("v2 proxy is deprecated, and --discovery-fallback can't be configured as %q", c.Discovery.Fallback)
+	}
+	return errors.Join(problems...)
+}
+
+func (c *Config) validateTimes(bad func(string, ...any)) {
+	if c.HeartbeatMillis == 0 {
+		bad("--heartbeat-interval must be >0 (set to 0ms)")
+		return
+	}
+	if c.ElectionMillis < 5*c.HeartbeatMillis {
+		bad("--election-timeout[%dms] should be at least as 5 times as --heartbeat-interval[%dms]", c.ElectionMillis, c.HeartbeatMillis)
+	}
+	if c.ElectionMillis > maxElectionMillis {
+		bad("--election-timeout[%dms] is too long, and should be set less than %dms", c.ElectionMillis, maxElectionMillis)
+	}
+	if c.CompactHashCheckTime <= 0 {
+		bad("--compact-hash-check-time must be >0 (set to %v)", c.CompactHashCheckTime)
+	}
+	if c.CompactionBatchLimit <= 0 {
+		bad("--compaction-batch-limit must be >0 (set to %d)", c.CompactionBatchLimit)
+	}
+	if c.WatchProgressInterval < 100*time.Millisecond {
+		c.WatchProgressInterval = 100 * time.Millisecond
+	}
+}
+
+func (c *Config) validateCluster(bad func(string, ...any)) {
+	ways := 0
+	for _, given := range []bool{c.IsSet("initial-cluster"), len(c.Discovery.Endpoints) > 0, c.DiscoverySRV != ""} {
+		if given {
+			ways++
+		}
+	}
+	if ways > 1 {
+		bad(`multiple discovery or bootstrap flags are set. Choose one of "initial-cluster", "discovery-endpoints" or "discovery-srv"`)
+	}
+	if (c.Discovery.Token == "") != (len(c.Discovery.Endpoints) == 0) {
+		bad("both --discovery-token and --discovery-endpoints must be set")
+	}
+	for i := range c.ListenClient {
+		for _, u := range []url.URL{c.ListenClient[i]} {
+			if (u.Scheme == "https" || u.Scheme == "unixs") && c.ClientTLS.CertFile == "" && !c.ClientTLS.Auto {
+				bad("TLS key/cert (--cert-file, --key-file) must be provided for client url %s with HTTPS scheme", u.String())
+			}
+		}
+	}
+	for i := range c.ListenMetrics {
+		if c.ListenMetrics[i].Scheme == "https" && c.ClientTLS.CertFile == "" {
+			bad("client TLS key/cert (--cert-file, --key-file) must be provided for metrics secure url")
+		}
+	}
+}
+
+// bindable refuses host names, which may mean several addresses.
+func bindable(u *url.URL) error {
+	if u.Scheme == "unix" || u.Scheme == "unixs" {
+		return nil
+	}
+	if host := u.Hostname(); host != "localhost" && host != "" && net.ParseIP(host) == nil {
+		return fmt.Errorf("expected IP in URL for binding (%s)", u.String())
+	}
+	return nil
+}
+
+// AutoCompaction is how history is compacted without being asked. The zero
+// value is off.
+type AutoCompaction struct {
+	// Period is how much time is kept; Revisions how many revisions. At most
+	// one is set.
+	Period    time.Duration
+	Revisions int64
+}
+
+// AutoCompaction reads mode and retention.
+func (c *Config) AutoCompaction() (AutoCompaction, error) {
+	n, numErr := strconv.ParseInt(c.AutoCompactionRetention, 10, 64)
+	switch c.AutoCompactionMode {
+	case "periodic":
+		if numErr == nil {
+			return AutoCompaction{Period: time.Duration(n) * time.Hour}, nil
+		}
+		d, err := time.ParseDuration(c.AutoCompactionRetention)
+		if err != nil {
+			return AutoCompaction{}, fmt.Errorf("error parsing CompactionRetention: %w", err)
+		}
+		return AutoCompaction{Period: d}, nil
+	case "revision":
+		if numErr != nil {
+			return AutoCompaction{}, fmt.Errorf("error parsing CompactionRetention: %w", numErr)
+		}
+		return AutoCompaction{Revisions: n}, nil
+	}
+	return AutoCompaction{}, fmt.Errorf("unknown auto-compaction-mode %q", c.AutoCompactionMode)
+}
+
+func (c *Config) validateCompaction() error {
+	a, err := c.AutoCompaction()
+	if err != nil {
+		return err
+	}
+	if a.Period < 0 || a.Revisions < 0 {
+		return fmt.Errorf("--auto-compaction-retention=%s is negative: use 0 to turn it off", c.AutoCompactionRetention)
+	}
+	return nil
+}
+
+// Member is one name and URL of --initial-cluster.
+type Member struct {
+	Name     string
+	PeerURLs []string
+}
+
+// InitialMembers reads --initial-cluster: members in the order of their first
+// appearance, each with its URLs sorted.
+func (c *Config) InitialMembers() ([]Member, error) {
+	var out []Member
+	for part := range strings.SplitSeq(c.InitialCluster, ",") {
+		name, raw, ok := strings.Cut(strings.TrimSpace(part), "=")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("--initial-cluster: %q is not of the form name=url", part)
+		}
+		u, err := parseURL(raw)
+		if err != nil {
+			return nil, fmt.Errorf("--initial-cluster: member %s: %w", name, err)
+		}
+		i := slices.IndexFunc(out, func(m Member) bool { return m.Name == name })
+		if i < 0 {
+			out = append(out, Member{Name: name})
+			i = len(out) - 1
+		}
+		out[i].PeerURLs = append(out[i].PeerURLs, u.String())
+	}
+	for i := range out {
+		slices.Sort(out[i].PeerURLs)
+	}
+	return out, nil
+}
