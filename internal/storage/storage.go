@@ -1,0 +1,359 @@
+// Package storage is Pebble behind a small surface.
+//
+// It knows how keys are laid out on disk (layout.go) and nothing of what they
+// mean. Store is the main type. Invariants:
+//
+//	S1: a batch is visible and survives whole or not at all.
+//	S2: what survives a crash is an exact prefix of the committed batches.
+//	    Nothing is durable before a flush: the raft log is the write-ahead log.
+//	S3: DurableReader sees exactly what would survive a crash now.
+//	S4: no code of another package names a Pebble key byte.
+package storage
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// FS is the file system that the store lives on, so that packages above can
+// put their files beside it and tests can inject errors and crashes.
+type FS = vfs.FS
+
+// DefaultFS is the operating system's.
+var DefaultFS FS = vfs.Default
+
+// Iterator walks disk keys in order. Key and Value are valid until the next
+// move.
+type Iterator = pebble.Iterator
+
+// ErrNotFound says that a key is absent.
+var ErrNotFound = pebble.ErrNotFound
+
+// ErrFormat says that the store was written in another format.
+var ErrFormat = errors.New("storage: unknown format version")
+
+// Options configure a Store. The zero value of each field but Dir is usable.
+type Options struct {
+	FS         vfs.FS // nil means the operating system's
+	Dir        string
+	CacheBytes int64 // block cache; default 32 MiB
+	// MemTableBytes is the size at which a memtable is flushed. Large ones keep
+	// rows of the small tables from being rewritten often; default 64 MiB.
+	MemTableBytes uint64
+	// Manual turns automatic compactions off and lets only the caller flush,
+	// so that a simulation decides when the disk is touched.
+	Manual bool
+	Logger *slog.Logger
+	// OnFlush is called after each flush was installed, without locks held by
+	// Store. It must not block.
+	OnFlush func()
+	// OnFatal is called when Pebble cannot go on (it lost its MANIFEST, say).
+	// It must not return; nil means panic.
+	OnFatal func(error)
+	// OnBackgroundError is called on each failed flush or compaction, which
+	// Pebble will retry. It must not block.
+	OnBackgroundError func(error)
+}
+
+// Reader reads a moment of the store. Implementations may be used concurrently.
+type Reader interface {
+	// Get returns a copy of the value, or ErrNotFound.
+	Get(key []byte) ([]byte, error)
+	// Iter returns an iterator over [lower, upper). The caller closes it.
+	Iter(ctx context.Context, lower, upper []byte) (*pebble.Iterator, error)
+}
+
+// Store is one Pebble database with its write-ahead log turned off.
+type Store struct {
+	db     *pebble.DB
+	cache  *pebble.Cache
+	format []byte
+	closed sync.Once
+}
+
+// Open opens or creates the store in o.Dir.
+func Open(o Options) (*Store, error) {
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	if o.CacheBytes == 0 {
+		o.CacheBytes = 32 << 20
+	}
+	if o.MemTableBytes == 0 {
+		o.MemTableBytes = 64 << 20
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Store{cache: pebble.NewCache(o.CacheBytes)}
+	db, err := pebble.Open(o.Dir, s.pebbleOptions(o))
+	if err != nil {
+		s.cache.Unref()
+		return nil, fmt.Errorf("storage: open %s: %w", o.Dir, err)
+	}
+	s.db = db
+	if err := s.checkFormat(o.Dir); err != nil {
+		return nil, errors.Join(err, s.Abandon())
+	}
+	return s, nil
+}
+
+func (s *Store) pebbleOptions(o Options) *pebble.Options {
+	listener := pebble.EventListener{
+		FlushEnd: func(i pebble.FlushInfo) {
+			if i.Err == nil && o.OnFlush != nil {
+				o.OnFlush()
+			}
+		},
+		BackgroundError: func(err error) {
+			o.Logger.Warn("storage background work failed", "error", err)
+			if o.OnBackgroundError != nil {
+				o.OnBackgroundError(err)
+			}
+		},
+		DataCorruption: func(i pebble.DataCorruptionInfo) {
+			o.Logger.Error("corrupt data on disk", "file", i.Path, "error", i.Details)
+		},
+	}
+	po := &pebble.Options{
+		FS:                          o.FS,
+		Cache:                       s.cache,
+		DisableWAL:                  true,
+		FormatMajorVersion:          pebble.FormatNewest,
+		MemTableSize:                o.MemTableBytes,
+		MemTableStopWritesThreshold: 4,
+		L0CompactionThreshold:       2,
+		DisableAutomaticCompactions: o.Manual,
+		Logger:                      pebbleLogger{o.Logger, o.OnFatal},
+		EventListener:               &listener,
+	}
+	po.Experimental.SpanPolicyFunc = spanPolicy
+	return po
+}
+
+// spanPolicy makes Pebble end an sstable between the small tables and the
+// revision log, so that a move of the log never drags their rows along.
+func spanPolicy(start []byte) (pebble.SpanPolicy, []byte, error) {
+	if len(start) == 0 || start[0] < prefixRevision {
+		return pebble.SpanPolicy{}, []byte{prefixRevision}, nil
+	}
+	return pebble.SpanPolicy{}, nil, nil
+}
+
+func (s *Store) checkFormat(dir string) error {
+	key := RowKey(TableMeta, []byte(MetaFormat))
+	v, err := s.Get(key)
+	if errors.Is(err, ErrNotFound) {
+		b := s.NewBatch()
+		b.Set(key, binary.BigEndian.AppendUint32(nil, FormatVersion))
+		return s.Commit(b)
+	}
+	if err != nil {
+		return err
+	}
+	if len(v) != 4 || binary.BigEndian.Uint32(v) != FormatVersion {
+		return fmt.Errorf("%s has format %x, this version reads %d: %w", dir, v, FormatVersion, ErrFormat)
+	}
+	return nil
+}
+
+// Close flushes all that was committed and closes the store. Iterators and
+// snapshots must be closed before.
+func (s *Store) Close() error {
+	return errors.Join(s.Flush(), s.Abandon())
+}
+
+// Abandon closes the store without flushing: what was not flushed is lost, as
+// in a crash.
+func (s *Store) Abandon() (err error) {
+	s.closed.Do(func() {
+		err = s.db.Close()
+		s.cache.Unref()
+	})
+	return err
+}
+
+// Batch is a set of changes that Commit makes at once. One goroutine uses it.
+// Keys and values are copied.
+type Batch struct{ b *pebble.Batch }
+
+// NewBatch returns an empty batch. It is spent by Commit or Discard.
+func (s *Store) NewBatch() *Batch { return &Batch{s.db.NewBatch()} }
+
+// Set stores value under key.
+func (b *Batch) Set(key, value []byte) { must(b.b.Set(key, value, nil)) }
+
+// SetRevision writes the record r at (main, sub) of the revision log. It builds
+// key and value in place: this is the hot write of the store.
+func (b *Batch) SetRevision(main, sub int64, r RevisionRecord) {
+	op := b.b.SetDeferred(revisionKeySize, r.valueSize())
+	AppendRevisionKey(op.Key[:0], main, sub)
+	AppendRevisionValue(op.Value[:0], r)
+	must(op.Finish())
+}
+
+// DeleteRevision removes the record at (main, sub), whose value has valueBytes
+// on disk. The size tells Pebble what there is to win back.
+func (b *Batch) DeleteRevision(main, sub int64, valueBytes int) {
+	op := b.b.DeleteSizedDeferred(revisionKeySize, uint32(valueBytes))
+	AppendRevisionKey(op.Key[:0], main, sub)
+	must(op.Finish())
+}
+
+// Delete removes key.
+func (b *Batch) Delete(key []byte) { must(b.b.Delete(key, nil)) }
+
+// DeleteRange removes all keys in [start, end).
+func (b *Batch) DeleteRange(start, end []byte) { must(b.b.DeleteRange(start, end, nil)) }
+
+// Empty says whether the batch holds no change.
+func (b *Batch) Empty() bool { return b.b.Empty() }
+
+// Len is the batch's size in bytes.
+func (b *Batch) Len() int { return b.b.Len() }
+
+// Discard drops the batch.
+func (b *Batch) Discard() { must(b.b.Close()) }
+
+// must is for calls that fail only on misuse of an in-memory batch.
+func must(err error) {
+	if err != nil {
+		panic(fmt.Sprintf("storage: batch: %v", err))
+	}
+}
+
+// Commit makes the batch visible. It is durable once a later flush ended. It
+// blocks while Pebble has too many unflushed memtables.
+func (s *Store) Commit(b *Batch) error {
+	if err := b.b.Commit(pebble.NoSync); err != nil {
+		return fmt.Errorf("storage: commit: %w", err)
+	}
+	return b.b.Close()
+}
+
+// Get reads the present, including what is not yet durable.
+func (s *Store) Get(key []byte) ([]byte, error) { return get(s.db, key) }
+
+// Iter iterates over the present as of the call.
+func (s *Store) Iter(ctx context.Context, lower, upper []byte) (*pebble.Iterator, error) {
+	return s.db.NewIterWithContext(ctx, &pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+}
+
+// Snapshot pins the present. The caller closes it; while it is open, deleted
+// space does not come back.
+func (s *Store) Snapshot() *Snapshot { return &Snapshot{s.db.NewSnapshot()} }
+
+// Snapshot is a pinned moment.
+type Snapshot struct{ s *pebble.Snapshot }
+
+// Get implements Reader.
+func (s *Snapshot) Get(key []byte) ([]byte, error) { return get(s.s, key) }
+
+// Iter implements Reader.
+func (s *Snapshot) Iter(ctx context.Context, lower, upper []byte) (*pebble.Iterator, error) {
+	return s.s.NewIterWithContext(ctx, &pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+}
+
+// Close releases the moment.
+func (s *Snapshot) Close() error { return s.s.Close() }
+
+func get(r pebble.Reader, key []byte) ([]byte, error) {
+	v, closer, err := r.Get(key)
+	if err != nil {
+		return nil, err
+	}
+	out := append([]byte(nil), v...)
+	return out, closer.Close()
+}
+
+// DurableReader reads only what would survive a crash now.
+func (s *Store) DurableReader() Reader { return durable{s.db} }
+
+type durable struct{ db *pebble.DB }
+
+func (d durable) Get(key []byte) ([]byte, error) {
+	it, err := d.Iter(context.Background(), key, append(append([]byte(nil), key...), 0))
+	if err != nil {
+		return nil, err
+	}
+	if !it.First() {
+		return nil, errors.Join(cmpErr(it.Error(), ErrNotFound), it.Close())
+	}
+	return append([]byte(nil), it.Value()...), it.Close()
+}
+
+func cmpErr(err, otherwise error) error {
+	if err != nil {
+		return err
+	}
+	return otherwise
+}
+
+func (d durable) Iter(ctx context.Context, lower, upper []byte) (*pebble.Iterator, error) {
+	return d.db.NewIterWithContext(ctx, &pebble.IterOptions{
+		LowerBound: lower, UpperBound: upper, OnlyReadGuaranteedDurable: true,
+	})
+}
+
+// Flush makes all that was committed durable and returns when it is.
+func (s *Store) Flush() error {
+	if err := s.db.Flush(); err != nil {
+		return fmt.Errorf("storage: flush: %w", err)
+	}
+	return nil
+}
+
+// StartFlush begins a flush and does not wait for it.
+func (s *Store) StartFlush() error {
+	if _, err := s.db.AsyncFlush(); err != nil {
+		return fmt.Errorf("storage: flush: %w", err)
+	}
+	return nil
+}
+
+// Reclaim compacts [lower, upper) so that the space of deleted keys returns to
+// the disk. It is long and runs beside reads and writes.
+func (s *Store) Reclaim(ctx context.Context, lower, upper []byte) error {
+	if err := s.db.Compact(ctx, lower, upper, false); err != nil {
+		return fmt.Errorf("storage: compact: %w", err)
+	}
+	return nil
+}
+
+// DiskBytes is the space that the store's files take.
+func (s *Store) DiskBytes() uint64 { return s.db.Metrics().DiskSpaceUsage() }
+
+// Metrics returns Pebble's own figures.
+func (s *Store) Metrics() *pebble.Metrics { return s.db.Metrics() }
+
+type pebbleLogger struct {
+	log     *slog.Logger
+	onFatal func(error)
+}
+
+func (l pebbleLogger) Infof(format string, args ...any) {
+	l.log.Debug("pebble", "event", fmt.Sprintf(format, args...))
+}
+
+func (l pebbleLogger) Errorf(format string, args ...any) {
+	l.log.Error("pebble", "event", fmt.Sprintf(format, args...))
+}
+
+func (l pebbleLogger) Fatalf(format string, args ...any) {
+	err := fmt.Errorf("storage: pebble cannot go on: "+format, args...)
+	l.log.Error("pebble", "error", err)
+	if l.onFatal != nil {
+		l.onFatal(err)
+	}
+	panic(err)
+}
+
+var _ io.Closer = (*Store)(nil)
