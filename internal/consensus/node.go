@@ -1,0 +1,358 @@
+package consensus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/raftpb"
+)
+
+// Node drives a Core in a server: one goroutine for raft, one for the log, one for the machine, one for chores of the log,
+// and two that call back. Its methods may be called from any goroutine and do not block, Run and Close excepted.
+type Node struct {
+	opt     Options
+	core    *Core
+	writer  *LogWriter
+	applier *Applier
+	born    time.Time
+	cell    cell
+
+	in mailbox
+	// toWrite is bounded by what raft allows to be unstable: uncommitted bytes on a leader, messages in flight on a
+	// follower. A nil message asks for a mark.
+	toWrite *queue[*raftpb.Message]
+	toApply *queue[*raftpb.Entry] // bounded by MaxApplyBytes
+	chores  *queue[chore]         // bounded by maxChores
+	done    *queue[Completion]    // bounded by MaxPending: counted until called back
+	read    *queue[ReadCompletion]
+
+	pending, pendingBytes, pendingReads atomic.Int64
+
+	failed chan error // the first failure of writer or applier
+
+	mu      sync.Mutex
+	cancel  context.CancelFunc // of Run, once it runs
+	closed  bool
+	stopped chan struct{} // closed when Run has returned
+}
+
+// Open prepares a member: it reconciles log and machine and starts raft on them, or refuses a pair that does not fit together
+// (ErrStoreAhead, ErrLogGap, ErrStoreMismatch). Log and machine remain the caller's to close, after Close.
+func Open(opt Options) (*Node, error) {
+	opt, err := opt.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	now := opt.Clock.Now()
+	core, err := NewCore(opt, now)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{
+		opt: opt, core: core, born: now,
+		writer: NewLogWriter(opt.ID, opt.Log), applier: NewApplier(opt.Machine),
+		in:      mailbox{wake: make(chan struct{}, 1)},
+		toWrite: newQueue[*raftpb.Message](), toApply: newQueue[*raftpb.Entry](), chores: newQueue[chore](),
+		done: newQueue[Completion](), read: newQueue[ReadCompletion](),
+		failed: make(chan error, 1), stopped: make(chan struct{}),
+	}
+	n.cell.publish(core)
+	return n, nil
+}
+
+// Propose queues a proposal. If it returns an error (ErrTooManyRequests, ErrStopped), nothing was queued and Done will not be
+// called; otherwise Done is called exactly once.
+func (n *Node) Propose(p Proposal) error {
+	if p.ID == 0 {
+		return errors.New("consensus: proposal without an id: take one from IDs")
+	}
+	if err := n.reserve(len(p.Data)); err != nil {
+		return err
+	}
+	if !n.in.open() {
+		n.release(1, len(p.Data))
+		return ErrStopped
+	}
+	n.in.in.Proposals = append(n.in.in.Proposals, p)
+	n.in.shut()
+	return nil
+}
+
+// ProposeConfChange queues a change of members; its own id identifies it, and the Result carries it as accepted, or with its
+// node_id zeroed beside the reason. Members are changed one at a time: a change waits here, up to its deadline, for the one before it.
+// Errors as for Propose.
+func (n *Node) ProposeConfChange(p ConfProposal) error {
+	if p.Change.GetId() == 0 {
+		return errors.New("consensus: conf change without an id: take one from IDs")
+	}
+	size := confSize(p.Change)
+	if err := n.reserve(size); err != nil {
+		return err
+	}
+	if !n.in.open() {
+		n.release(1, size)
+		return ErrStopped
+	}
+	n.in.in.ConfChanges = append(n.in.in.ConfChanges, p)
+	n.in.shut()
+	return nil
+}
+
+// Cancel ends the wait of a proposal or conf change with ErrCanceled, unless it has ended before. It may still be applied.
+func (n *Node) Cancel(id uint64) {
+	if n.in.open() {
+		// Whoever has something to cancel has a proposal: more than there can be of those are mistakes.
+		if len(n.in.in.Cancels) < 2*n.opt.MaxPending {
+			n.in.in.Cancels = append(n.in.in.Cancels, id)
+		}
+		n.in.shut()
+	}
+}
+
+// ReadIndex calls done once what this member has applied includes everything committed when ReadIndex was called, or with
+// ErrLeaderChanged, ErrTimeout or ErrStopped. A read that is refused at once (ErrTooManyRequests, ErrStopped) has done called
+// before ReadIndex returns; otherwise a completion worker calls it. deadline may be zero.
+func (n *Node) ReadIndex(deadline time.Time, done func(error)) {
+	if n.pendingReads.Add(1) > int64(n.opt.MaxReads) {
+		n.pendingReads.Add(-1)
+		done(fmt.Errorf("%d reads wait for their index: %w", n.opt.MaxReads, ErrTooManyRequests))
+		return
+	}
+	if !n.in.open() {
+		n.pendingReads.Add(-1)
+		done(ErrStopped)
+		return
+	}
+	n.in.in.Reads = append(n.in.in.Reads, Read{Done: done, Deadline: deadline})
+	n.in.shut()
+}
+
+// Receive takes a message of a peer. It may be dropped, which the error says; raft copes. The message is immutable from now on.
+func (n *Node) Receive(m *raftpb.Message) error {
+	size := int64(0)
+	for _, e := range m.GetEntries() {
+		size += int64(len(e.GetData())) + entryOverhead
+	}
+	if !n.in.open() {
+		return ErrStopped
+	}
+	if len(n.in.in.Received) >= n.opt.MaxReceived || n.in.received > 0 && n.in.received+size > n.opt.MaxReceivedBytes {
+		n.in.mu.Unlock()
+		return fmt.Errorf("messages of peers come faster than they are handled: %w", ErrTooManyRequests)
+	}
+	n.in.received += size
+	n.in.in.Received = append(n.in.in.Received, m)
+	n.in.shut()
+	return nil
+}
+
+// ReportUnreachable tells raft that messages to a member were lost.
+func (n *Node) ReportUnreachable(member uint64) {
+	if n.in.open() {
+		if len(n.in.in.Unreachable) < n.opt.MaxReceived {
+			n.in.in.Unreachable = append(n.in.in.Unreachable, member)
+		}
+		n.in.shut()
+	}
+}
+
+// TransferLeadership asks the leader to hand over to a member. Whether it did shows in Leader, within an election time-out.
+func (n *Node) TransferLeadership(to uint64) {
+	if n.in.open() {
+		n.in.in.TransferTo = to
+		n.in.shut()
+	}
+}
+
+// reserve counts a proposal against the limits.
+func (n *Node) reserve(size int) error {
+	count, bytes := n.pending.Add(1), n.pendingBytes.Add(int64(size))
+	if count > int64(n.opt.MaxPending) || bytes > n.opt.MaxPendingBytes && count > 1 {
+		n.release(1, size)
+		return fmt.Errorf("%d proposals of %d bytes wait: %w", count-1, bytes-int64(size), ErrTooManyRequests)
+	}
+	return nil
+}
+
+func (n *Node) release(count, size int) {
+	n.pending.Add(-int64(count))
+	n.pendingBytes.Add(-int64(size))
+}
+
+// Run works until ctx ends or Close is called, and then returns nil, or until the log or the machine fails, and then returns
+// why. When it returns, every proposal and read has been called back. It may be called once.
+func (n *Node) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	n.mu.Lock()
+	if n.closed || n.cancel != nil {
+		n.mu.Unlock()
+		return ErrStopped
+	}
+	n.cancel = cancel
+	n.mu.Unlock()
+	defer close(n.stopped)
+
+	var workers, callbacks sync.WaitGroup
+	workers.Go(func() { n.write(ctx) })
+	workers.Go(n.apply)
+	workers.Go(n.doChores)
+	callbacks.Go(n.callBack)
+	callbacks.Go(n.callBackReads)
+
+	err := n.loop(ctx)
+	cancel()
+	n.in.close()
+	n.toWrite.close()
+	n.toApply.close()
+	n.chores.close()
+	workers.Wait()
+	n.finish()
+	callbacks.Wait()
+	if err == nil {
+		select {
+		case err = <-n.failed: // while the rest was being written
+		default:
+		}
+	}
+	return err
+}
+
+// Close stops Run and waits for it. It may be called once; a Node that never ran is closed as well.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	running := n.cancel
+	n.closed = true
+	n.mu.Unlock()
+	if running != nil {
+		running()
+		<-n.stopped
+		return nil
+	}
+	n.in.close()
+	var callbacks sync.WaitGroup
+	callbacks.Go(n.callBack)
+	callbacks.Go(n.callBackReads)
+	n.finish()
+	callbacks.Wait()
+	return nil
+}
+
+// finish answers whatever still waits. What the machine has applied meanwhile is told as it is.
+func (n *Node) finish() {
+	in := n.in.take(Input{})
+	var out Output
+	n.core.Stop(&in, &out)
+	n.done.put(out.Completions...)
+	n.read.put(out.Reads...)
+	n.done.close()
+	n.read.close()
+}
+
+// loop steps the core whenever something has happened.
+func (n *Node) loop(ctx context.Context) error {
+	ticker := n.opt.Clock.NewTicker(n.opt.Tick)
+	defer ticker.Stop()
+	var in Input
+	var out Output
+	idle := 0
+	for {
+		in.Now = n.opt.Clock.Now()
+		if in.Ticks > 0 {
+			n.cell.ticked.Store(int64(in.Now.Sub(n.born)))
+		}
+		n.core.Step(&in, &out)
+		n.dispatch(&out)
+		if err := n.core.Err(); err != nil {
+			return err
+		}
+		if in.Ticks > 0 {
+			idle = n.onTick(&out, idle)
+		}
+		ticks := 0
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-n.failed:
+			return err
+		case <-ticker.C():
+			ticks = 1
+		case <-n.in.wake:
+		}
+		in = n.in.take(in)
+		in.Ticks = ticks
+	}
+}
+
+// dispatch gives everyone their share. What this member shows of itself comes first, see cell.
+func (n *Node) dispatch(out *Output) {
+	n.cell.publish(n.core)
+	if len(out.Send) > 0 {
+		n.send(out.Send)
+	}
+	n.toWrite.put(out.Append...)
+	n.toApply.put(out.Apply...)
+	n.done.put(out.Completions...)
+	n.read.put(out.Reads...)
+	if out.CutTo != 0 || out.Prefetch.Hi != 0 {
+		n.chores.put(chore{out.CutTo, out.Prefetch})
+	}
+	for _, e := range out.Events {
+		n.opt.Listener(e)
+	}
+	if out.StartFlush {
+		n.opt.StartFlush()
+	}
+}
+
+func (n *Node) send(msgs []*raftpb.Message) {
+	if n.opt.Transport != nil {
+		n.opt.Transport.Send(msgs)
+	}
+}
+
+// idleTicks is after how many ticks without a write the log is marked as synced.
+const idleTicks = 2
+
+// onTick updates what is looked at now and then, and returns for how many ticks the log has been idle.
+func (n *Node) onTick(out *Output, idle int) int {
+	members := n.core.members
+	n.cell.members.Store(&members)
+	m, c := n.opt.Metrics, n.core
+	m.HasLeader.Set(number(c.leader != raft.None))
+	m.IsLeader.Set(number(c.role == raft.StateLeader))
+	m.IsLearner.Set(number(c.learner))
+	m.ProposalsCommitted.Set(float64(c.commit))
+	m.ProposalsApplied.Set(float64(c.applied))
+	m.ProposalsPending.Set(float64(n.pending.Load()))
+	if len(out.Append) > 0 || n.toWrite.len() > 0 {
+		return 0
+	}
+	if idle++; idle == idleTicks {
+		n.toWrite.put(nil)
+	}
+	if n.chores.len() < maxChores {
+		n.chores.put(chore{})
+	}
+	return idle
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// fail has Run return err.
+func (n *Node) fail(err error) {
+	select {
+	case n.failed <- err:
+	default:
+	}
+}
