@@ -1,0 +1,118 @@
+package watch
+
+import (
+	"sort"
+	"sync"
+
+	"github.com/engram-kv/engram/internal/mvcc"
+)
+
+// recent holds the newest batches of events under a byte budget. Live watchers
+// are fed from it alone, and those a little behind need not touch the disk.
+type recent struct {
+	budget int
+
+	mu      sync.Mutex
+	batches []batch // oldest first; without gaps between them
+	bytes   int
+	// first is the lowest revision from which on all events are here, last the
+	// highest published one.
+	first, last int64
+}
+
+// batch is what one Publish brought.
+type batch struct {
+	first, last int64
+	entries     []entry
+	bytes       int
+}
+
+func newRecent(budget int, revision int64) *recent {
+	return &recent{budget: budget, first: revision + 1, last: revision}
+}
+
+// add appends a batch that ends at revision and drops the oldest ones that no
+// longer fit.
+func (r *recent) add(revision int64, events []mvcc.Event) {
+	entries, bytes := newEntries(events)
+	first, last := entries[0].main(), entries[len(entries)-1].main()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if first <= r.last || last > revision {
+		broken("events of revisions %d to %d published for root %d after revision %d", first, last, revision, r.last)
+	}
+	r.batches = append(r.batches, batch{first: r.last + 1, last: revision, entries: entries, bytes: bytes})
+	r.last = revision
+	r.grow(bytes)
+}
+
+// grow accounts for n more bytes. r.mu is held.
+func (r *recent) grow(n int) {
+	r.bytes += n
+	drop := 0
+	for r.bytes > r.budget && drop < len(r.batches)-1 {
+		r.bytes -= r.batches[drop].bytes
+		drop++
+	}
+	if drop > 0 {
+		clear(r.batches[:drop]) // the array lives on for a while, the entries need not
+		r.batches = r.batches[drop:]
+		r.first = r.batches[0].first
+	}
+}
+
+// addPrev accounts for n bytes that were added to the entries of a revision.
+func (r *recent) addPrev(revision int64, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if at := r.find(revision); at < len(r.batches) && r.batches[at].first <= revision {
+		r.batches[at].bytes += n
+		r.grow(n)
+	}
+}
+
+// find returns the place of the first batch that ends at or after revision.
+func (r *recent) find(revision int64) int {
+	return sort.Search(len(r.batches), func(i int) bool { return r.batches[i].last >= revision })
+}
+
+// span returns the revisions that are here.
+func (r *recent) span() (first, last int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.first, r.last
+}
+
+// since appends to dst the entries from revision from on, in whole batches that
+// begin at or below to, till maxBytes are reached. It returns the revision that
+// they reach to, at least from-1. ok is false if from is no longer here.
+func (r *recent) since(dst []*entry, from, to int64, maxBytes int) (entries []*entry, upTo int64, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if from < r.first {
+		return dst, 0, false
+	}
+	upTo = from - 1
+	bytes := 0
+	for i := r.find(from); i < len(r.batches) && bytes < maxBytes; i++ {
+		b := &r.batches[i]
+		if b.first > to {
+			break
+		}
+		start := sort.Search(len(b.entries), func(k int) bool { return b.entries[k].main() >= from })
+		for k := start; k < len(b.entries); k++ {
+			dst = append(dst, &b.entries[k])
+		}
+		bytes += b.bytes
+		upTo = b.last
+	}
+	return dst, upTo, true
+}
+
+// reset forgets all events.
+func (r *recent) reset(revision int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.batches, r.bytes = nil, 0
+	r.first, r.last = revision+1, revision
+}
