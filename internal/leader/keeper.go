@@ -1,0 +1,204 @@
+// Package leader does the jobs that only the leader does: it expires leases,
+// checkpoints what is left of them, and compacts history on schedule.
+//
+// It changes nothing itself: each job ends in a proposed command. Keeper is the
+// main type. Invariants:
+//
+//	D1: nothing is proposed before this member has applied an entry of its own
+//	    term (Promote), and nothing after it has heard that it no longer leads.
+//	D2: a member that was itself stalled extends leases rather than revoke them.
+//	D3: at most MaxRevokes revocations are in flight.
+package leader
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/engram-kv/engram/internal/clock"
+	"github.com/engram-kv/engram/internal/lease"
+)
+
+const (
+	// pass is the time between two looks at the leases.
+	pass = 500 * time.Millisecond
+	// stalledAfter is how late a look must be to mean that this member stood
+	// still, rather than that the machine is busy.
+	stalledAfter = time.Second
+	// checkpointsPerEntry bounds the leases in one LeaseCheckpoint.
+	checkpointsPerEntry = 1000
+	// compactEvery is the time between two questions to the Compactor.
+	compactEvery = 10 * time.Second
+)
+
+// MaxRevokes bounds the revocations in flight.
+const MaxRevokes = 16
+
+// Proposer puts commands into the log. Its methods do not block; done is called
+// once with what became of the command.
+type Proposer interface {
+	// Revoke proposes the end of a lease, as root.
+	Revoke(id int64, done func(error))
+	Checkpoint(r *pb.LeaseCheckpointRequest, done func(error))
+	Compact(revision int64, done func(error))
+}
+
+// Options configure a Keeper. Lessor and Proposer are required.
+type Options struct {
+	Lessor   *lease.Lessor
+	Proposer Proposer
+	// Compactor may be nil.
+	Compactor *Compactor
+	// Revision is the store's newest revision.
+	Revision func() int64
+	// ElectionTimeout is what leases live longer at a change of leader.
+	ElectionTimeout time.Duration
+	Clock           clock.Clock
+	Logger          *slog.Logger
+}
+
+// Keeper drives the jobs. Run does the work in one goroutine; Lead and Follow
+// may be called from any.
+type Keeper struct {
+	o Options
+	// want is what Run is to become: the term that it leads in, or 0.
+	want atomic.Uint64
+	wake chan struct{} // capacity 1
+	// free has a token for each revocation that may still be proposed.
+	free chan struct{}
+}
+
+// New returns a keeper that follows.
+func New(o Options) *Keeper {
+	if o.Clock == nil {
+		o.Clock = clock.Real()
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	k := &Keeper{o: o, wake: make(chan struct{}, 1), free: make(chan struct{}, MaxRevokes)}
+	for range MaxRevokes {
+		k.free <- struct{}{}
+	}
+	return k
+}
+
+// Lead says that this member leads and has applied the first entry of its term.
+func (k *Keeper) Lead(term uint64) { k.set(term) }
+
+// Follow says that this member does not lead.
+func (k *Keeper) Follow() { k.set(0) }
+
+func (k *Keeper) set(term uint64) {
+	k.want.Store(term)
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run works until ctx ends.
+func (k *Keeper) Run(ctx context.Context) {
+	ticker := k.o.Clock.NewTicker(pass)
+	defer ticker.Stop()
+	var leads uint64
+	last := k.o.Clock.Now()
+	nextCompact := last
+	for {
+		select {
+		case <-ctx.Done():
+			k.o.Lessor.Demote()
+			return
+		case <-k.wake:
+		case <-ticker.C():
+		}
+		now := k.o.Clock.Now()
+		late := now.Sub(last) - pass
+		last = now
+		if want := k.want.Load(); want != leads {
+			k.change(want, now)
+			leads = want
+			continue
+		}
+		if leads == 0 {
+			continue
+		}
+		if late > stalledAfter {
+			k.o.Logger.Warn("this member stood still: leases are extended", "late", late)
+			k.o.Lessor.Stalled(late)
+		}
+		k.leases(ctx, now)
+		if !now.Before(nextCompact) {
+			nextCompact = now.Add(compactEvery)
+			k.compact(now)
+		}
+		// Waiting for revocations is no standstill.
+		last = k.o.Clock.Now()
+	}
+}
+
+func (k *Keeper) change(term uint64, now time.Time) {
+	if term == 0 {
+		k.o.Lessor.Demote()
+		return
+	}
+	k.o.Lessor.Promote(now, k.o.ElectionTimeout)
+	if k.o.Compactor != nil {
+		k.o.Compactor.Reset()
+	}
+}
+
+// leases proposes what is due, and waits where too much is in flight.
+func (k *Keeper) leases(ctx context.Context, now time.Time) {
+	for _, id := range k.o.Lessor.Expired(now) {
+		select {
+		case <-k.free:
+		case <-ctx.Done():
+			return
+		}
+		k.o.Proposer.Revoke(id, func(err error) {
+			k.free <- struct{}{}
+			if err != nil {
+				k.o.Logger.Debug("revoking an expired lease failed, it is tried again", "lease", id, "error", err)
+			}
+		})
+	}
+	for {
+		due := k.o.Lessor.DueCheckpoints(now, checkpointsPerEntry)
+		if len(due) == 0 {
+			return
+		}
+		r := &pb.LeaseCheckpointRequest{}
+		for _, l := range due {
+			r.Checkpoints = append(r.Checkpoints, &pb.LeaseCheckpoint{ID: l.ID, Remaining_TTL: l.Remaining})
+		}
+		k.o.Proposer.Checkpoint(r, func(err error) {
+			if err != nil {
+				k.o.Logger.Debug("checkpointing leases failed", "error", err)
+			}
+		})
+		if len(due) < checkpointsPerEntry {
+			return
+		}
+	}
+}
+
+func (k *Keeper) compact(now time.Time) {
+	if k.o.Compactor == nil {
+		return
+	}
+	revision, ok := k.o.Compactor.Step(now, k.o.Revision())
+	if !ok {
+		return
+	}
+	k.o.Proposer.Compact(revision, func(err error) {
+		if err != nil {
+			k.o.Logger.Warn("automatic compaction failed", "revision", revision, "error", err)
+			return
+		}
+		k.o.Logger.Info("automatic compaction", "revision", revision)
+	})
+}
