@@ -1,0 +1,77 @@
+package rpc
+
+import (
+	"errors"
+
+	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/mvcc"
+	"github.com/engram-kv/engram/internal/state"
+)
+
+// compact serves Compact.
+func (s *Server) compact(call *Call, raw []byte, reply func(raw []byte, err error)) {
+	q := s.request(call, requestCompaction, reply)
+	var r command.CompactionRequest
+	body, err := parse(command.KindCompaction, raw, func(b []byte) bool { return command.ParseCompaction(b, &r) })
+	if err == nil {
+		err = s.admit(call.Metadata, kindUnary, false)
+	}
+	if err != nil {
+		q.refuse(err)
+		return
+	}
+	who, err := s.identifyAdmin(call)
+	if err != nil {
+		q.done(nil, err)
+		return
+	}
+	if r.Physical && !s.answers.reserve() {
+		q.done(nil, errTooManyRequests)
+		return
+	}
+	s.proposeAs(call, who, command.KindCompaction, body, func(reply *state.Reply, err error) {
+		var answer []byte
+		var removed <-chan struct{}
+		if err == nil {
+			answer = s.encodeHeaderOnly(reply.Revision)
+			removed = reply.CompactionDone
+		}
+		reply.Release()
+		if !r.Physical {
+			q.done(answer, err)
+			return
+		}
+		if errors.Is(err, mvcc.ErrCompacted) {
+			removed = s.o.Maintenance.CompactionDone(r.Revision)
+		}
+		// One goroutine for each that waits, as many as there are places.
+		go func() {
+			defer s.answers.cancel()
+			if removed != nil {
+				select {
+				case <-removed:
+				case <-call.Context().Done():
+					answer, err = nil, call.Context().Err()
+				}
+			}
+			q.done(answer, err)
+		}()
+	})
+}
+
+// identifyAdmin learns who calls and checks for the root role.
+func (s *Server) identifyAdmin(call *Call) (Identity, error) {
+	who, err := s.identify(call)
+	if err != nil {
+		return Identity{}, err
+	}
+	v := s.o.Views.View()
+	defer v.Release()
+	return who, v.MayAdminister(who)
+}
+
+// encodeHeaderOnly returns a response that has nothing but a header.
+func (s *Server) encodeHeaderOnly(revision int64) []byte {
+	a := answer{header: s.header(revision)}
+	return a.encode()
+}

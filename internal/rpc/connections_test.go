@@ -1,0 +1,106 @@
+package rpc
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+// fill puts n keys of 8 KiB.
+func (m *served) fill(t *testing.T, n int) {
+	t.Helper()
+	for i := range n {
+		m.put(t, "k"+string(rune('a'+i)), strings.Repeat("v", 8<<10))
+	}
+}
+
+// unread opens a stream of which nothing is read, on a connection of its own,
+// and returns once the server has room taken for it that it cannot give back.
+func (m *served) unread(t *testing.T, ctx context.Context) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient(m.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithInitialWindowSize(65535), grpc.WithInitialConnWindowSize(65535))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = pb.NewKVClient(conn).RangeStream(ctx, &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l")}); err != nil {
+		t.Fatal(err)
+	}
+	settled := 0
+	for last := int64(-1); settled < 20; {
+		now := m.s.room.available()
+		if settled++; now != last || now == m.s.o.ResponseBytes {
+			settled = 0
+		}
+		last = now
+		time.Sleep(2 * time.Millisecond)
+	}
+	return conn
+}
+
+// TestSlowReaderHoldsRoom has a read wait for a client that does not take its
+// answer, and go on once that client is gone, in one way or another.
+func TestSlowReaderHoldsRoom(t *testing.T) {
+	for name, leave := range map[string]func(context.CancelFunc, *grpc.ClientConn) error{
+		"cancel": func(cancel context.CancelFunc, _ *grpc.ClientConn) error { cancel(); return nil },
+		"close":  func(_ context.CancelFunc, conn *grpc.ClientConn) error { return conn.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := start(t, func(o *Options) { o.ResponseBytes, o.InlineBytes, o.MaxRequestBytes = 200<<10, 1<<10, 40<<10 })
+			m.fill(t, 20)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			conn := m.unread(t, ctx)
+			defer conn.Close()
+
+			all := &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l")}
+			short, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer stop()
+			if _, err := m.kv.Range(short, all); status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("with the room taken: %v", err)
+			}
+			got := make(chan error)
+			go func() {
+				r, err := m.kv.Range(t.Context(), all)
+				if err == nil && len(r.Kvs) != 20 {
+					t.Errorf("%d keys", len(r.Kvs))
+				}
+				got <- err
+			}()
+			if err := leave(cancel, conn); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-got; err != nil {
+				t.Errorf("after the slow client left: %v", err)
+			}
+		})
+	}
+}
+
+func TestUnsentOfClosedConnection(t *testing.T) {
+	u := &unsent{held: map[*func()]struct{}{}}
+	calls := 0
+	count := func() { calls++ }
+	first, second := u.hold(count), u.hold(count)
+	first()
+	first()
+	if calls != 1 {
+		t.Fatalf("called %d times", calls)
+	}
+	u.drop()
+	second()
+	if calls != 2 {
+		t.Fatalf("called %d times", calls)
+	}
+	u.hold(count)()
+	if calls != 3 {
+		t.Fatalf("on a closed connection: called %d times", calls)
+	}
+}

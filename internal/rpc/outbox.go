@@ -1,0 +1,245 @@
+package rpc
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// outbox is the queue between the handler of a stream and the goroutine that
+// writes to the client. It is bounded by messages and bytes of its own and by
+// bytes that all streams share; a message counts till it is written. One message
+// of any size fits into an empty outbox as long as the shared bytes are not used
+// up, so the bound on memory is the shared one and one message.
+//
+// The lock of the outbox is taken before that of the budget.
+type outbox struct {
+	maxMessages, maxBytes int
+	shared                *outboxBudget
+	wake                  chan struct{} // capacity 1; there is something for the writer to do or to wait for
+	cut                   func()        // ends the stream; must not block
+	moved                 atomic.Int64  // when a message was last written, or came while there was none; Unix ns
+
+	mu      sync.Mutex
+	roomy   sync.Cond // refused became false, or closed true
+	queue   []queued  // the first may be being written
+	bytes   int       // of queue
+	refused bool      // the receiver is owed a Ready
+	closed  bool
+}
+
+type queued struct {
+	Message
+	size int
+}
+
+func newOutbox(maxMessages, maxBytes int, shared *outboxBudget, cut func()) *outbox {
+	o := &outbox{maxMessages: maxMessages, maxBytes: maxBytes, shared: shared, wake: make(chan struct{}, 1), cut: cut}
+	o.roomy.L = &o.mu
+	return o
+}
+
+// Send implements StreamOut.
+func (o *outbox) Send(ms []Message) bool {
+	size := 0
+	for _, m := range ms {
+		size += m.Size()
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return false
+	}
+	fits := len(o.queue) == 0 || len(o.queue)+len(ms) <= o.maxMessages && o.bytes+size <= o.maxBytes
+	if !fits || !o.shared.take(size, o.bytes, o) {
+		o.refused = true
+		o.signal()
+		return false
+	}
+	if len(o.queue) == 0 {
+		o.moved.Store(o.shared.now().UnixNano())
+	}
+	for _, m := range ms {
+		o.queue = append(o.queue, queued{m, m.Size()})
+	}
+	o.bytes += size
+	o.signal()
+	return true
+}
+
+// idle is called by the writer when it has done all that there was. Others that
+// wait for room are told, in case that it was this one's turn and it needed none.
+func (o *outbox) idle() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.closed {
+		o.shared.give(0, o.bytes, o)
+	}
+}
+
+// signal has the writer look again.
+func (o *outbox) signal() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// peek returns the message to write next; it stays in the queue till wrote.
+func (o *outbox) peek() (Message, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed || len(o.queue) == 0 {
+		return Message{}, false
+	}
+	return o.queue[0].Message, true
+}
+
+// wrote removes the message that peek returned.
+func (o *outbox) wrote() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return
+	}
+	size := o.queue[0].size
+	o.queue[0] = queued{}
+	if o.queue = o.queue[1:]; len(o.queue) == 0 {
+		o.queue = nil // so that an idle stream holds nothing
+	}
+	o.bytes -= size
+	o.moved.Store(o.shared.now().UnixNano())
+	o.shared.give(size, o.bytes, o)
+}
+
+// owesReady says that the receiver is to be told of room, and takes that as
+// done. There must be some room, lest each message be refused and announced.
+func (o *outbox) owesReady() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed || !o.refused || len(o.queue) > o.maxMessages/2 || o.bytes > o.maxBytes/2 && len(o.queue) > 0 {
+		return false
+	}
+	if !o.shared.take(0, 0, o) {
+		return false
+	}
+	o.refused = false
+	o.roomy.Broadcast()
+	return true
+}
+
+// isRefused says that the receiver is owed a Ready.
+func (o *outbox) isRefused() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.refused && !o.closed
+}
+
+// awaitRoom blocks while a Send was refused and there is no room yet. It
+// returns false once the outbox is closed.
+func (o *outbox) awaitRoom() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for o.refused && !o.closed {
+		o.roomy.Wait()
+	}
+	return !o.closed
+}
+
+// close drops what was not written.
+func (o *outbox) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return
+	}
+	o.closed = true
+	o.queue = nil
+	o.shared.leave(o.bytes, o)
+	o.bytes = 0
+	o.roomy.Broadcast()
+}
+
+// outboxBudget is the bytes that the outboxes of all streams may hold. The more
+// are used, the fewer one outbox may have, so that slow clients do not take all
+// from the others; and if they do after all, one message each, those that have
+// read nothing for long are cut off.
+type outboxBudget struct {
+	limit int
+	stall time.Duration
+	now   func() time.Time
+
+	mu      sync.Mutex
+	used    int
+	holders map[*outbox]struct{} // that have messages
+	waiting []*outbox            // were refused as all is used, oldest first
+	swept   time.Time            // when stalled ones were last looked for
+}
+
+func newOutboxBudget(limit int, stall time.Duration, now func() time.Time) *outboxBudget {
+	return &outboxBudget{limit: limit, stall: stall, now: now, holders: map[*outbox]struct{}{}}
+}
+
+// take takes n bytes for an outbox that holds some already. If it may not, and
+// all is used, it is signalled once that is no longer so.
+func (b *outboxBudget) take(n, held int, o *outbox) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.used >= b.limit {
+		if !slices.Contains(b.waiting, o) {
+			b.waiting = append(b.waiting, o)
+		}
+		b.sweep()
+		return false
+	}
+	if held > 0 && held+n > b.limit-b.used {
+		return false // it will have room once it has written
+	}
+	b.used += n
+	if n > 0 {
+		b.holders[o] = struct{}{}
+	}
+	return true
+}
+
+// sweep cuts off who has read nothing for long.
+func (b *outboxBudget) sweep() {
+	now := b.now()
+	if now.Sub(b.swept) < b.stall/10 {
+		return
+	}
+	b.swept = now
+	for o := range b.holders {
+		if now.Sub(time.Unix(0, o.moved.Load())) > b.stall {
+			o.cut()
+		}
+	}
+}
+
+// give returns n bytes of an outbox, which then holds left, and has some of
+// those that wait look again. Each of them calls give in turn, so all get theirs.
+func (b *outboxBudget) give(n, left int, o *outbox) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.used -= n
+	if left == 0 {
+		delete(b.holders, o)
+	}
+	if b.used >= b.limit {
+		return
+	}
+	some := min(8, len(b.waiting))
+	for _, o := range b.waiting[:some] {
+		o.signal()
+	}
+	b.waiting = slices.Delete(b.waiting, 0, some)
+}
+
+// leave is the last give of an outbox.
+func (b *outboxBudget) leave(n int, o *outbox) {
+	b.mu.Lock()
+	b.waiting = slices.DeleteFunc(b.waiting, func(w *outbox) bool { return w == o })
+	b.mu.Unlock()
+	b.give(n, 0, o)
+}

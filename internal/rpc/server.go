@@ -1,0 +1,275 @@
+// Package rpc is etcd's gRPC services of one member.
+//
+// It knows etcd's wire names, checks what clients send, hands it on and turns
+// what comes back into etcd's answers; it decides nothing, orders nothing and
+// stores nothing. Server is the main type. What it calls stands in engine.go as
+// interfaces. Only adapter.go knows which gRPC server it runs in. Invariants:
+//
+//	E1: every call is answered exactly once.
+//	E2: a write that may have been committed is never answered with an error
+//	    that says it was not.
+//	E3: no handler blocks, and the bytes of answers being made or sent, the
+//	    answers waiting for that, and the goroutines that make them are bounded.
+//	E4: what goes into the log came out of package command, so real members of
+//	    etcd can read it.
+package rpc
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"runtime"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/engram-kv/engram/internal/clock"
+	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/state"
+	"github.com/engram-kv/engram/internal/watch"
+)
+
+// Options configure a Server. The interfaces are all needed.
+type Options struct {
+	ClusterID, MemberID uint64
+
+	Consensus   Consensus
+	Views       Views
+	Auth        Auth
+	Quota       Quota
+	Leases      Leases
+	Cluster     Cluster
+	Maintenance Maintenance
+	Watches     Watches
+	Metrics     *Metrics
+	// WatchMetrics are those of Watches; nil means that nobody collects them.
+	WatchMetrics *watch.Metrics
+
+	// MaxRequestBytes bounds an encoded proposal; default 1.5 MiB.
+	MaxRequestBytes int
+	// MaxTxnOps bounds each list of a transaction; default 128.
+	MaxTxnOps int
+	// RequestTimeout bounds proposals and read rounds; default 7 s.
+	RequestTimeout time.Duration
+	// ElectionTimeout is the time after which a silent leader is given up;
+	// streams that require a leader end after three of them; default 1 s.
+	ElectionTimeout time.Duration
+
+	// ResponseBytes bounds the answers being made or sent; default 256 MiB.
+	// An answer read from disk takes as much again while it is joined, so
+	// Workers bound what is above the limit.
+	ResponseBytes int64
+	// InlineBytes bounds an answer that is made at once, on the goroutine that
+	// completes the request, if memory holds all of it; default 64 KiB.
+	InlineBytes int64
+	// Workers make all other answers; default two per CPU, at least 4.
+	Workers int
+	// PendingAnswers bounds the requests that may still need a worker, and the
+	// answers that wait for room in ResponseBytes; default 16384.
+	PendingAnswers int
+
+	// StreamMessages and StreamBytes bound what one bidirectional stream may
+	// have queued for its client; default 128 and 4 MiB. StreamsBytes bounds
+	// it for all streams together; default 128 MiB. When that is used up,
+	// streams that nobody read for StreamStall, default 10 s, are ended.
+	StreamMessages, StreamBytes int
+	StreamsBytes                int
+	StreamStall                 time.Duration
+
+	Clock  clock.Clock  // nil means the system's
+	Logger *slog.Logger // nil means discard
+}
+
+func (o *Options) setDefaults() {
+	o.MaxRequestBytes = orDefault(o.MaxRequestBytes, 3<<19)
+	o.MaxTxnOps = orDefault(o.MaxTxnOps, 128)
+	o.RequestTimeout = orDefault(o.RequestTimeout, 7*time.Second)
+	o.ElectionTimeout = orDefault(o.ElectionTimeout, time.Second)
+	o.ResponseBytes = orDefault(o.ResponseBytes, 256<<20)
+	o.InlineBytes = orDefault(o.InlineBytes, 64<<10)
+	o.Workers = orDefault(o.Workers, max(4, 2*runtime.GOMAXPROCS(0)))
+	o.PendingAnswers = orDefault(o.PendingAnswers, 16<<10)
+	o.StreamMessages = orDefault(o.StreamMessages, 128)
+	o.StreamBytes = orDefault(o.StreamBytes, 4<<20)
+	o.StreamsBytes = orDefault(o.StreamsBytes, 128<<20)
+	o.StreamStall = orDefault(o.StreamStall, 10*time.Second)
+	if o.WatchMetrics == nil {
+		o.WatchMetrics = watch.NewMetrics()
+	}
+	if o.Clock == nil {
+		o.Clock = clock.Real()
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+func orDefault[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+// Server is the services. Safe for concurrent use.
+type Server struct {
+	o       Options
+	metrics *Metrics
+	answers *pool
+	room    *budget
+	leader  *leaderWatch
+	streams *outboxBudget
+	senders map[string]SenderHandler
+}
+
+// New returns the services; Close ends their goroutines.
+func New(o Options) *Server {
+	o.setDefaults()
+	s := &Server{
+		o:       o,
+		metrics: o.Metrics,
+		answers: newPool(o.Workers, o.PendingAnswers),
+		room:    newBudget(o.ResponseBytes, o.PendingAnswers, o.Clock.Now),
+		leader:  newLeaderWatch(o.Consensus, o.Clock, o.ElectionTimeout),
+		streams: newOutboxBudget(o.StreamsBytes, o.StreamStall, o.Clock.Now),
+	}
+	s.senders = map[string]SenderHandler{
+		"/etcdserverpb.KV/RangeStream": s.rangeStream,
+	}
+	return s
+}
+
+// Close waits for the answers in hand. No call may come any more, and those
+// that wait for Consensus must have been answered.
+func (s *Server) Close() {
+	s.leader.close()
+	s.answers.close()
+}
+
+// Handlers returns the unary methods that are served from raw bytes, by full
+// method name.
+func (s *Server) Handlers() map[string]Handler {
+	return map[string]Handler{
+		"/etcdserverpb.KV/Range":       s.rangeKeys,
+		"/etcdserverpb.KV/Put":         s.put,
+		"/etcdserverpb.KV/DeleteRange": s.deleteRange,
+		"/etcdserverpb.KV/Txn":         s.txn,
+		"/etcdserverpb.KV/Compact":     s.compact,
+	}
+}
+
+// Senders returns the methods that answer with a stream of raw messages.
+func (s *Server) Senders() map[string]SenderHandler { return maps.Clone(s.senders) }
+
+// Bidirectional returns the streams that are served message by message.
+func (s *Server) Bidirectional() map[string]StreamHandler {
+	return map[string]StreamHandler{
+		"/etcdserverpb.Watch/Watch": s.openWatch,
+	}
+}
+
+// admit makes the checks that come before a request's own: the cluster's
+// capability, what learners serve, and the call's metadata, in this order.
+func (s *Server) admit(md Metadata, kind string, learnerServes bool) error {
+	if !s.o.Cluster.Capable() {
+		return rpctypes.ErrGRPCNotCapable
+	}
+	if !learnerServes && s.o.Consensus.Learner() {
+		return rpctypes.ErrGRPCNotSupportedForLearner
+	}
+	version, err := md.clientVersion()
+	if err != nil {
+		return err
+	}
+	s.metrics.clientRequest(kind, version)
+	if md.requiresLeader() && s.o.Consensus.Leader() == 0 {
+		return rpctypes.ErrGRPCNoLeader
+	}
+	return nil
+}
+
+// identify learns who calls. While auth is off it does not look.
+func (s *Server) identify(call *Call) (Identity, error) {
+	if !s.o.Auth.Enabled() {
+		return Identity{}, nil
+	}
+	if token := call.Metadata.token(); token != "" {
+		return s.o.Auth.Identify(token)
+	}
+	if s.o.Auth.ClientCerts() && call.CommonName != "" && !call.Metadata.fromGateway() {
+		return Identity{User: call.CommonName, AuthRevision: s.o.Auth.Revision()}, nil
+	}
+	return Identity{}, nil
+}
+
+// propose puts a request of a kind into the log on behalf of the caller and
+// calls done with what became of it. Body came out of command.Normalize.
+func (s *Server) propose(call *Call, kind command.Kind, body []byte, done func(*state.Reply, error)) {
+	who, err := s.identify(call)
+	if err != nil {
+		done(nil, err)
+		return
+	}
+	s.proposeAs(call, who, kind, body, done)
+}
+
+func (s *Server) proposeAs(call *Call, who Identity, kind command.Kind, body []byte, done func(*state.Reply, error)) {
+	c := s.o.Consensus
+	h := command.Header{ID: c.NextID(), Username: who.User, AuthRevision: who.AuthRevision}
+	size := command.RequestSize(kind, h, len(body))
+	if size > s.o.MaxRequestBytes {
+		done(nil, rpctypes.ErrGRPCRequestTooLarge)
+		return
+	}
+	data, err := command.AppendRequest(make([]byte, 0, size), kind, h, body)
+	if err == nil {
+		err = c.Propose(Proposal{
+			ID:       h.ID,
+			Data:     data,
+			Deadline: call.deadline(s.o.Clock.Now(), s.o.RequestTimeout),
+			Done:     done,
+		})
+	}
+	if err != nil {
+		done(nil, err)
+	}
+}
+
+// view pins the newest moment for a read of keys. Compaction may begin to delete
+// between the moment's publication and its pinning; then there is a newer one.
+func (s *Server) view() View {
+	v := s.o.Views.View()
+	for tries := 0; v.KV().Stale() && tries < 10; tries++ {
+		v.Release()
+		v = s.o.Views.View()
+	}
+	return v
+}
+
+// header returns the header of a response as of a revision.
+func (s *Server) header(revision int64) header {
+	return header{cluster: s.o.ClusterID, member: s.o.MemberID, revision: revision, term: s.o.Consensus.Term()}
+}
+
+// parse decodes the raw bytes of a hot request. The bytes that it returns may
+// stand in the log, and what accept decoded aliases them.
+func parse(kind command.Kind, raw []byte, accept func([]byte) bool) ([]byte, error) {
+	if accept(raw) {
+		return raw, nil
+	}
+	normal, err := command.Normalize(kind, raw)
+	if err == nil && !accept(normal) {
+		err = fmt.Errorf("%v request of %d bytes cannot be normalized: %w", kind, len(raw), command.ErrMalformed)
+	}
+	if errors.Is(err, command.ErrTooComplex) {
+		return nil, rpctypes.ErrGRPCTooManyOps
+	}
+	if err != nil {
+		return nil, status.Error(codes.Internal, "grpc: error unmarshalling request: "+err.Error())
+	}
+	return normal, nil
+}

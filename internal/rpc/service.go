@@ -1,0 +1,113 @@
+package rpc
+
+import (
+	"context"
+	"sync/atomic"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/state"
+)
+
+// What the generated services share: a goroutine per call, which may block.
+
+type callKey struct{}
+
+// withCall puts the call where callFrom finds it.
+func withCall(ctx context.Context, call *Call) context.Context {
+	return context.WithValue(ctx, callKey{}, call)
+}
+
+// callFrom returns the call that a service method serves.
+func callFrom(ctx context.Context) *Call {
+	if call, ok := ctx.Value(callKey{}).(*Call); ok {
+		return call
+	}
+	return NewCall(ctx, "", nil)
+}
+
+// unserved are the methods of etcd that this server does not have, by full name
+// or by service, and what to say about them.
+var unserved = map[string]string{
+	"/etcdserverpb.Cluster/MemberAdd":     "a cluster has one member",
+	"/etcdserverpb.Cluster/MemberRemove":  "a cluster has one member",
+	"/etcdserverpb.Cluster/MemberUpdate":  "a cluster has one member",
+	"/etcdserverpb.Cluster/MemberPromote": "a cluster has one member",
+	"/etcdserverpb.Maintenance/Snapshot":  "backups are not served",
+	"/etcdserverpb.Auth/":                 "users and roles are not served",
+}
+
+// refuseUnserved returns the error for a method that this server does not have.
+func refuseUnserved(service, method string) error {
+	why, ok := unserved["/"+service+"/"+method]
+	if !ok && method != "AuthStatus" {
+		why, ok = unserved["/"+service+"/"]
+	}
+	if !ok {
+		return nil
+	}
+	return status.Errorf(codes.Unimplemented, "etcdserver: %s is not served by this version of Engram: %s", method, why)
+}
+
+// responseHeader returns a header as of a revision, 0 meaning the current one.
+func (s *Server) responseHeader(revision int64) *etcdserverpb.ResponseHeader {
+	if revision == 0 {
+		v := s.o.Views.View()
+		revision = v.KV().Revision()
+		v.Release()
+	}
+	h := s.header(revision)
+	return &etcdserverpb.ResponseHeader{ClusterId: h.cluster, MemberId: h.member, Revision: h.revision, RaftTerm: h.term}
+}
+
+// do puts a request into the log and waits for its reply, which the caller
+// releases.
+func (s *Server) do(ctx context.Context, who Identity, kind command.Kind, m proto.Message) (*state.Reply, error) {
+	raw, err := proto.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	body, err := command.Normalize(kind, raw)
+	if err != nil {
+		return nil, err
+	}
+	type result struct {
+		reply *state.Reply
+		err   error
+	}
+	got := make(chan result, 1)
+	var over atomic.Bool // set by whoever comes first, the reply or the call's end
+	call := callFrom(ctx)
+	s.proposeAs(call, who, kind, body, func(reply *state.Reply, err error) {
+		if over.CompareAndSwap(false, true) {
+			got <- result{reply, err}
+		} else {
+			reply.Release()
+		}
+	})
+	select {
+	case r := <-got:
+		return r.reply, r.err
+	case <-ctx.Done():
+	}
+	if over.CompareAndSwap(false, true) {
+		return nil, ctx.Err()
+	}
+	r := <-got
+	return r.reply, r.err
+}
+
+// user learns who calls and checks that, while auth is on, it is somebody.
+func (s *Server) user(ctx context.Context) (Identity, error) {
+	who, err := s.identify(callFrom(ctx))
+	if err != nil {
+		return Identity{}, err
+	}
+	v := s.o.Views.View()
+	defer v.Release()
+	return who, v.MayCall(who)
+}

@@ -1,0 +1,148 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// errUnread ends a stream whose client does not read while memory is short.
+var errUnread = status.Error(codes.ResourceExhausted, "etcdserver: the stream was not read for too long while the memory for streams was used up")
+
+// adaptedStream lets grpc-go serve a StreamHandler: one goroutine reads, one
+// writes, and the one that grpc-go gave the call waits, so that it can leave
+// whenever the stream is cut off.
+type adaptedStream struct {
+	s        *Server
+	api      string // in metrics
+	stream   grpc.ServerStream
+	out      *outbox
+	receiver StreamReceiver
+	over     chan error // capacity 1; why the stream ends
+
+	gate   sync.RWMutex // held for reading by calls of the receiver
+	closed bool         // no more calls
+}
+
+// bidirectional returns what serves h to grpc-go.
+func (s *Server) bidirectional(api string, h StreamHandler) grpc.StreamHandler {
+	return func(_ any, stream grpc.ServerStream) error {
+		a := &adaptedStream{
+			s: s, api: api, stream: stream,
+			over: make(chan error, 1),
+		}
+		a.out = newOutbox(s.o.StreamMessages, s.o.StreamBytes, s.streams, func() { a.end(errUnread) })
+		ctx := stream.Context()
+		a.receiver = h(callFrom(ctx), a.out)
+		go a.read()
+		go a.write(ctx)
+		var err error
+		select {
+		case err = <-a.over:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		a.out.close()
+		a.gate.Lock()
+		a.closed = true
+		a.gate.Unlock()
+		a.receiver.Close()
+		return err
+	}
+}
+
+// call runs fn unless the stream is over.
+func (a *adaptedStream) call(fn func()) bool {
+	a.gate.RLock()
+	defer a.gate.RUnlock()
+	if !a.closed {
+		fn()
+	}
+	return !a.closed
+}
+
+// end ends the stream; the first reason counts.
+func (a *adaptedStream) end(err error) {
+	select {
+	case a.over <- err:
+	default:
+	}
+}
+
+func (a *adaptedStream) read() {
+	for a.out.awaitRoom() {
+		var in frame
+		err := a.stream.RecvMsg(&in)
+		var over bool
+		switch {
+		case errors.Is(err, io.EOF):
+			if a.call(func() { over = a.receiver.HalfClose() }) && over {
+				a.end(nil)
+			}
+			return
+		case err != nil:
+			a.failed("receive", err)
+			return
+		}
+		if !a.call(func() { err = a.receiver.Message(in.data) }) {
+			return
+		}
+		if err != nil {
+			a.end(err)
+			return
+		}
+	}
+}
+
+func (a *adaptedStream) write(ctx context.Context) {
+	// Who waits for the bytes of others looks now and then if those move.
+	again := a.s.o.Clock.NewTimer(a.s.o.StreamStall)
+	defer again.Stop()
+	for {
+		if !a.out.isRefused() {
+			again.Stop()
+		} else {
+			again.Reset(a.s.o.StreamStall / 2)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.out.wake:
+		case <-again.C():
+		}
+		for {
+			if a.out.owesReady() && !a.call(a.receiver.Ready) {
+				return
+			}
+			m, ok := a.out.peek()
+			if !ok {
+				a.out.idle()
+				break
+			}
+			began := a.s.o.Clock.Now()
+			if err := a.stream.SendMsg(&frame{data: m.join()}); err != nil {
+				a.failed("send", err)
+				return
+			}
+			took := a.s.o.Clock.Now().Sub(began)
+			a.out.wrote()
+			if !a.call(func() { a.receiver.Sent(m, took) }) {
+				return
+			}
+		}
+	}
+}
+
+// failed ends the stream for a failure of the connection. That the client left
+// is none.
+func (a *adaptedStream) failed(what string, err error) {
+	if status.Code(err) != codes.Canceled && a.stream.Context().Err() == nil {
+		a.s.metrics.streamFailed(what, a.api)
+	}
+	a.end(err)
+}
