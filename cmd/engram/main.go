@@ -1,0 +1,118 @@
+// Command engram is the whole product in one binary: the server, and the client
+// tool. The name it is called by, or the first argument, chooses:
+//
+//	engram, etcd          the server, with etcd's flags
+//	engram ctl, etcdctl   the client tool
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/engram-kv/engram/ctl"
+	"github.com/engram-kv/engram/internal/config"
+	"github.com/engram-kv/engram/internal/logging"
+	"github.com/engram-kv/engram/internal/server"
+)
+
+func main() {
+	os.Exit(run(filepath.Base(os.Args[0]), os.Args[1:]))
+}
+
+// run returns the exit status.
+func run(name string, args []string) int {
+	if name == "etcdctl" {
+		return ctl.Main(name, args)
+	}
+	if len(args) > 0 && args[0] == "ctl" {
+		return ctl.Main("engram ctl", args[1:])
+	}
+	calledAs := "engram"
+	if name == "etcd" {
+		calledAs = name
+	}
+	return serve(calledAs, args)
+}
+
+func serve(calledAs string, args []string) int {
+	cfg, err := config.Parse(calledAs, args, os.Environ())
+	switch {
+	case errors.Is(err, config.ErrHelp):
+		config.WriteHelp(os.Stdout, calledAs)
+		return 0
+	case errors.Is(err, config.ErrVersion):
+		config.WriteVersion(os.Stdout, calledAs)
+		return 0
+	case errors.Is(err, config.ErrUsage):
+		fmt.Fprintf(os.Stderr, "%v\nRun '%s --help' for the list of flags.\n", err, calledAs)
+		return 2
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "error verifying flags, %v. See '%s --help'.\n", err, calledAs)
+		return 1
+	}
+	if err := cfg.Validate(); err != nil {
+		fmt.Fprintf(os.Stderr, "error verifying flags, %v. See '%s --help'.\n", err, calledAs)
+		return 1
+	}
+	if calledAs == "engram" && !cfg.IsSet("log-format") && isTerminal(os.Stderr) {
+		cfg.LogFormat = "console"
+	}
+	log, logFiles, err := logging.Open(logging.Options{
+		Level: cfg.LogLevel, Format: cfg.LogFormat, Outputs: cfg.LogOutputs,
+		Rotate: cfg.LogRotation, RotateJSON: cfg.LogRotationJSON,
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = logFiles.Close() }()
+	for _, w := range cfg.Warnings {
+		log.Warn(w)
+	}
+	if err := runMember(cfg, log); err != nil {
+		log.Error("member stopped", "error", err)
+		if isTerminal(os.Stderr) || cfg.LogFormat == "console" {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", calledAs, err)
+		}
+		return 1
+	}
+	return 0
+}
+
+// runMember serves until a signal or a failure.
+func runMember(cfg *config.Config, log *slog.Logger) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	m, err := server.Start(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	if cfg.CalledAs == "engram" {
+		writeGreeting(os.Stdout, m, cfg)
+	}
+	return m.Wait(ctx)
+}
+
+// writeGreeting says where the member is and what to type next.
+func writeGreeting(w io.Writer, m *server.Member, cfg *config.Config) {
+	client := strings.Join(m.ClientAddrs(), ",")
+	fmt.Fprintf(w, "Engram %s (compatible with etcd %s) is ready.\n", config.Version, config.EtcdVersion)
+	fmt.Fprintf(w, "  clients  %s\n", client)
+	fmt.Fprintf(w, "  data     %s\n", cfg.DataDir)
+	fmt.Fprintf(w, "  try      engram ctl put greeting hello     (or: go run ./cmd/engram ctl put greeting hello)\n")
+	fmt.Fprintf(w, "           engram ctl get greeting\n")
+	fmt.Fprintf(w, "  stop     Ctrl-C\n")
+}
+
+func isTerminal(f *os.File) bool {
+	fi, err := f.Stat()
+	return err == nil && fi.Mode()&os.ModeCharDevice != 0
+}

@@ -1,0 +1,184 @@
+package server
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/engram-kv/engram/internal/config"
+	"github.com/engram-kv/engram/internal/consensus"
+	"github.com/engram-kv/engram/internal/mvcc"
+	"github.com/engram-kv/engram/internal/rpc"
+	"github.com/engram-kv/engram/internal/state"
+)
+
+// This file gives rpc what it asks for. Each adapter says one thing of the
+// member in rpc's words and decides nothing.
+
+// proposer is rpc.Consensus.
+type proposer struct {
+	*consensus.Node
+	ids *consensus.IDs
+}
+
+// NextID implements rpc.Consensus.
+func (p proposer) NextID() uint64 { return p.ids.Next() }
+
+// Term implements rpc.Consensus: headers carry the term of the last applied entry.
+func (p proposer) Term() uint64 { return p.AppliedTerm() }
+
+// Propose implements rpc.Consensus.
+func (p proposer) Propose(r rpc.Proposal) error {
+	return p.Node.Propose(consensus.Proposal{
+		ID: r.ID, Data: r.Data, Deadline: r.Deadline,
+		Done: func(res consensus.Result, err error) {
+			reply, _ := res.Reply.(*state.Reply)
+			if err == nil {
+				err = res.Err
+			}
+			r.Done(reply, err)
+		},
+	})
+}
+
+// ReadIndex implements rpc.Consensus.
+func (p proposer) ReadIndex(deadline time.Time, done func(error)) {
+	if p.MayReadNow() {
+		done(nil)
+		return
+	}
+	p.Node.ReadIndex(deadline, done)
+}
+
+// machine is consensus.Machine on a state.Machine.
+type machine struct {
+	*state.Machine
+	m *Member
+}
+
+// Apply implements consensus.Machine.
+func (a machine) Apply(entries []*raftpb.Entry) ([]consensus.Result, error) {
+	results, err := a.Machine.Apply(entries)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]consensus.Result, len(results))
+	for i := range results {
+		r := &results[i]
+		out[i] = consensus.Result{Index: r.Index, Term: r.Term, ID: r.ID, Err: r.Err, ConfChange: r.ConfChange, Empty: r.Empty}
+		if r.Reply != nil {
+			out[i].Reply = r.Reply
+			if r.Reply.CompactionDone != nil {
+				notify(a.m.compacted)
+			}
+		}
+		if r.OverQuota {
+			notify(a.m.overQuota)
+		}
+	}
+	return out, nil
+}
+
+// views is rpc.Views.
+type views struct{ m *state.Machine }
+
+// View implements rpc.Views.
+func (v views) View() rpc.View { return view{v.m.View()} }
+
+// view is rpc.View.
+type view struct{ *state.View }
+
+// KV implements rpc.View.
+func (v view) KV() *mvcc.View { return v.View.View }
+
+// MayCall implements rpc.View.
+func (v view) MayCall(u rpc.Identity) error { return v.Auth().CheckUser(u.User, u.AuthRevision) }
+
+// MayRead implements rpc.View.
+func (v view) MayRead(u rpc.Identity, key, end []byte) error {
+	return v.Auth().CheckRange(u.User, u.AuthRevision, key, end)
+}
+
+// MayAdminister implements rpc.View.
+func (v view) MayAdminister(u rpc.Identity) error {
+	return v.Auth().CheckAdmin(u.User)
+}
+
+// Members implements rpc.Cluster.
+func (m *Member) Members() []*pb.Member {
+	_, members, _ := m.machine.Tables()
+	var out []*pb.Member
+	for _, mem := range members.List() {
+		out = append(out, &pb.Member{
+			ID: mem.ID, Name: mem.Name, PeerURLs: slices.Clone(mem.PeerURLs), ClientURLs: slices.Clone(mem.ClientURLs), IsLearner: mem.IsLearner,
+		})
+	}
+	return out
+}
+
+// Capable implements rpc.Cluster.
+func (m *Member) Capable() bool {
+	_, members, _ := m.machine.Tables()
+	return members.Version() != ""
+}
+
+// Status implements rpc.Maintenance.
+func (m *Member) Status() rpc.StoreStatus {
+	_, members, _ := m.machine.Tables()
+	s := rpc.StoreStatus{
+		SizeBytes: int64(m.store.DiskBytes()), UsageBytes: m.machine.Root().UsageBytes(), QuotaBytes: m.cfg.Quota(),
+		Version: config.EtcdVersion, ClusterVersion: minorOf(members.Version()),
+		Downgrade: &pb.DowngradeInfo{Enabled: members.Downgrade().Enabled, TargetVersion: members.Downgrade().Target},
+	}
+	if members.Version() != "" {
+		s.StorageVersion = config.ClusterVersion
+	}
+	return s
+}
+
+// minorOf cuts the patch off a version: 3.7.0 becomes 3.7.
+func minorOf(version string) string {
+	for i := len(version) - 1; i > 0; i-- {
+		if version[i] == '.' {
+			return version[:i]
+		}
+	}
+	return version
+}
+
+// Alarms implements rpc.Maintenance.
+func (m *Member) Alarms() []*pb.AlarmMember {
+	_, _, alarms := m.machine.Tables()
+	var out []*pb.AlarmMember
+	for _, a := range alarms.List(pb.AlarmType_NONE) {
+		out = append(out, &pb.AlarmMember{MemberID: a.Member, Alarm: a.Type})
+	}
+	return out
+}
+
+// Hash implements rpc.Maintenance.
+func (m *Member) Hash(ctx context.Context) (uint32, int64, error) { return m.machine.Hash(ctx) }
+
+// HashKV implements rpc.Maintenance.
+func (m *Member) HashKV(ctx context.Context, revision int64) (rpc.HashKV, error) {
+	h, err := m.machine.Keys().HashKV(ctx, m.machine.Root(), revision)
+	return rpc.HashKV(h), err
+}
+
+// CompactionDone implements rpc.Maintenance.
+func (m *Member) CompactionDone(revision int64) <-chan struct{} {
+	return m.machine.Keys().CompactionDone(revision)
+}
+
+// Reclaim implements rpc.Maintenance: the space of deleted revisions comes back
+// in the background, one request at a time.
+func (m *Member) Reclaim() error {
+	select {
+	case m.reclaim <- struct{}{}:
+	default: // one is waiting to begin already
+	}
+	return nil
+}

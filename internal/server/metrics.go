@@ -1,0 +1,143 @@
+package server
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/engram-kv/engram/internal/config"
+	"github.com/engram-kv/engram/internal/consensus"
+	"github.com/engram-kv/engram/internal/lease"
+	"github.com/engram-kv/engram/internal/raftlog"
+	"github.com/engram-kv/engram/internal/rpc"
+	"github.com/engram-kv/engram/internal/watch"
+	"github.com/engram-kv/engram/internal/web"
+)
+
+// metrics holds every package's metrics and the registry that shows them.
+type metrics struct {
+	registry  *prometheus.Registry
+	raftlog   *raftlog.Metrics
+	consensus *consensus.Metrics
+	lease     *lease.Metrics
+	watch     *watch.Metrics
+	rpc       *rpc.Metrics
+	web       *web.Metrics
+}
+
+func newMetrics(cfg *config.Config) *metrics {
+	return &metrics{
+		registry: prometheus.NewRegistry(),
+		raftlog:  raftlog.NewMetrics(), consensus: consensus.NewMetrics(), lease: lease.NewMetrics(),
+		watch: watch.NewMetrics(), rpc: rpc.NewMetrics(cfg.Metrics == "extensive"), web: web.NewMetrics(),
+	}
+}
+
+// register makes all metrics visible, those of the member itself included.
+func (m *metrics) register(member *Member) error {
+	for _, r := range []interface {
+		Register(prometheus.Registerer) error
+	}{m.lease, m.rpc, m.web} {
+		if err := r.Register(m.registry); err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+	}
+	all := []prometheus.Collector{
+		m.consensus, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	}
+	all = append(all, m.raftlog.Collectors()...)
+	all = append(all, m.watch.Collectors()...)
+	all = append(all, member.collectors()...)
+	for _, c := range all {
+		if err := m.registry.Register(c); err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+	}
+	return nil
+}
+
+// collectors are the figures that are read off the member when asked for.
+func (m *Member) collectors() []prometheus.Collector {
+	gauge := func(name, help string, f func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
+	}
+	one := func(name, help, label, value string) prometheus.Collector {
+		g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{label})
+		g.WithLabelValues(value).Set(1)
+		return g
+	}
+	usage := func() float64 { return float64(m.machine.Root().UsageBytes()) }
+	out := []prometheus.Collector{
+		one("etcd_server_version", "Which version is running: etcd's that this member is compatible with.", "server_version", config.EtcdVersion),
+		one("engram_server_version", "Which version of Engram is running.", "server_version", config.Version),
+		one("etcd_server_go_version", "Which Go version the server was built with.", "server_go_version", runtime.Version()),
+		one("etcd_server_id", "The member's id in hexadecimal.", "server_id", fmt.Sprintf("%x", m.id.member)),
+		one("etcd_cluster_version", "Which version the cluster agreed on.", "cluster_version", minorOf(config.ClusterVersion)),
+		gauge("etcd_server_quota_backend_bytes", "The quota in force, in bytes.", func() float64 { return float64(m.cfg.Quota()) }),
+		gauge("etcd_mvcc_db_total_size_in_bytes", "What the store's files occupy on disk.", func() float64 { return float64(m.store.DiskBytes()) }),
+		gauge("etcd_mvcc_db_total_size_in_use_in_bytes", "What lives in the store: values and the history that is kept.", usage),
+		gauge("etcd_debugging_mvcc_keys_total", "The number of live keys.", func() float64 { return float64(m.machine.Root().Keys()) }),
+		gauge("etcd_debugging_mvcc_current_revision", "The store's newest revision.", func() float64 { return float64(m.machine.Root().Revision()) }),
+		gauge("etcd_debugging_mvcc_compact_revision", "The revision below which history is gone.", func() float64 { return float64(m.machine.Root().CompactRevision()) }),
+		gauge("etcd_debugging_auth_revision", "The revision of the auth tables.", func() float64 {
+			a, _, _ := m.machine.Tables()
+			return float64(a.Revision())
+		}),
+		gauge("engram_disk_writes_refused", "1 while writes are refused because the disk is nearly full.", func() float64 {
+			if m.guard.Gate() != nil {
+				return 1
+			}
+			return 0
+		}),
+		gauge("os_fd_used", "Open file descriptors.", openFiles),
+		gauge("os_fd_limit", "Limit of open file descriptors.", fileLimit),
+		alarmCollector{m},
+	}
+	features := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "etcd_server_feature_enabled", Help: "Whether a feature gate is on."}, []string{"name", "stage"})
+	for _, g := range m.cfg.FeatureGates.List() {
+		on := 0.0
+		if g.On {
+			on = 1
+		}
+		features.WithLabelValues(g.Name, strings.ToUpper(g.Stage)).Set(on)
+	}
+	return append(out, features)
+}
+
+func openFiles() float64 {
+	names, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0
+	}
+	return float64(len(names))
+}
+
+func fileLimit() float64 {
+	var r syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &r); err != nil {
+		return 0
+	}
+	return float64(r.Cur)
+}
+
+// alarmCollector shows the alarms that are on.
+type alarmCollector struct{ m *Member }
+
+var alarmDesc = prometheus.NewDesc("etcd_debugging_server_alarms", "Alarms by member and type.", []string{"server_id", "alarm_type"}, nil)
+
+// Describe implements prometheus.Collector.
+func (alarmCollector) Describe(c chan<- *prometheus.Desc) { c <- alarmDesc }
+
+// Collect implements prometheus.Collector.
+func (a alarmCollector) Collect(c chan<- prometheus.Metric) {
+	_, _, alarms := a.m.machine.Tables()
+	for _, al := range alarms.List(pb.AlarmType_NONE) {
+		c <- prometheus.MustNewConstMetric(alarmDesc, prometheus.GaugeValue, 1, fmt.Sprintf("%x", al.Member), al.Type.String())
+	}
+}

@@ -1,0 +1,231 @@
+// Package server builds, starts and stops one member. It is the only package
+// that knows all the others; it decides nothing about keys, and hands each
+// package its own Options.
+//
+// Member is the main type. Invariants:
+//
+//	B1: two processes never use one data directory.
+//	B2: nothing is served before everything committed at the last stop is applied.
+//	B3: at a graceful stop no request is taken any more, those in hand are
+//	    answered, and then the store is flushed.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/engram-kv/engram/internal/clock"
+	"github.com/engram-kv/engram/internal/config"
+	"github.com/engram-kv/engram/internal/consensus"
+	"github.com/engram-kv/engram/internal/leader"
+	"github.com/engram-kv/engram/internal/lease"
+	"github.com/engram-kv/engram/internal/mvcc"
+	"github.com/engram-kv/engram/internal/raftlog"
+	"github.com/engram-kv/engram/internal/rpc"
+	"github.com/engram-kv/engram/internal/state"
+	"github.com/engram-kv/engram/internal/storage"
+	"github.com/engram-kv/engram/internal/watch"
+)
+
+// Member is one running member.
+type Member struct {
+	cfg   *config.Config
+	log   *slog.Logger
+	clock clock.Clock
+	id    identity
+	seams Seams
+
+	dir     *dataDir
+	guard   *diskGuard
+	store   *storage.Store
+	raftLog *raftlog.Log
+	machine *state.Machine
+	hub     *watch.Hub
+	node    *consensus.Node
+	ids     *consensus.IDs
+	lessor  *lease.Lessor
+	keeper  *leader.Keeper
+	rpc     *rpc.Server
+	edge    *edge
+
+	durable   atomic.Uint64 // index that the store has made durable
+	flushed   chan struct{} // capacity 1: a flush ended
+	flushNow  chan struct{} // capacity 1: consensus wants a flush
+	compacted chan struct{} // capacity 1: a compaction was applied
+	overQuota chan struct{} // capacity 1: a request passed the quota
+	reclaim   chan struct{} // capacity 1: space is to come back
+	failed    chan error    // capacity 1: why the member must stop
+
+	stop    context.CancelFunc
+	workers sync.WaitGroup
+}
+
+// Seams are where tests reach in. Each function gets the Options that a package
+// is about to be opened with and may change them. The zero value, with which a
+// process runs, changes nothing.
+type Seams struct {
+	FS        vfs.FS // holds every file of the member; nil is the operating system's
+	Storage   func(*storage.Options)
+	Machine   func(*state.Options)
+	RaftLog   func(*raftlog.Options)
+	Consensus func(*consensus.Options)
+}
+
+// through lets a seam change what a package is opened with.
+func through[T any](seam func(*T), o T) T {
+	if seam != nil {
+		seam(&o)
+	}
+	return o
+}
+
+// Start opens the data directory and returns when the member serves. Wait ends
+// it. On an error everything that was opened is closed again.
+func Start(ctx context.Context, cfg *config.Config, log *slog.Logger) (*Member, error) {
+	return StartWith(ctx, cfg, log, Seams{})
+}
+
+// StartWith is Start for tests that put something else in a place.
+func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams Seams) (_ *Member, err error) {
+	began := time.Now()
+	if seams.FS == nil {
+		seams.FS = vfs.Default
+	}
+	m := &Member{
+		cfg: cfg, log: log, clock: clock.Real(), seams: seams,
+		flushed: make(chan struct{}, 1), flushNow: make(chan struct{}, 1), compacted: make(chan struct{}, 1), overQuota: make(chan struct{}, 1),
+		reclaim: make(chan struct{}, 1), failed: make(chan error, 1),
+	}
+	run, stop := context.WithCancel(context.Background())
+	m.stop = stop
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
+	limitMemory()
+	if err := m.openDisk(); err != nil {
+		return nil, err
+	}
+	metrics := newMetrics(cfg)
+	if err := m.openMachine(); err != nil {
+		return nil, err
+	}
+	if err := m.openConsensus(metrics); err != nil {
+		return nil, err
+	}
+	m.hub = m.newHub(metrics)
+	if m.edge, err = m.openEdge(metrics); err != nil {
+		return nil, err
+	}
+	m.startWorkers(run)
+	if err := m.publish(ctx); err != nil {
+		return nil, err
+	}
+	if err := metrics.register(m); err != nil {
+		return nil, err
+	}
+	m.edge.serve(m)
+	log.Info("ready to serve client requests", "member", fmt.Sprintf("%x", m.id.member), "cluster", fmt.Sprintf("%x", m.id.cluster),
+		"name", cfg.Name, "clients", m.ClientAddrs(), "revision", m.machine.Root().Revision(), "keys", m.machine.Root().Keys(), "took", time.Since(began))
+	return m, nil
+}
+
+// ClientAddrs are the addresses that clients are served on, as bound.
+func (m *Member) ClientAddrs() []string { return m.edge.clientAddrs() }
+
+// limitMemory keeps the garbage collector within nine tenths of what the
+// process may use, unless the operator said otherwise.
+func limitMemory() {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(config.MemoryLimit() / 10 * 9)
+	}
+}
+
+// budgets divides --memory-budget. The in-memory index comes on top.
+type budgets struct {
+	values, blockCache, logCache, recentEvents, responses int64
+}
+
+func (m *Member) budgets() budgets {
+	total := m.cfg.MemoryBudget.Of(config.MemoryLimit())
+	return budgets{
+		values:       total / 2,
+		blockCache:   max(8<<20, total/8),
+		logCache:     min(max(4<<20, total/32), 128<<20),
+		recentEvents: min(max(4<<20, total/32), 128<<20),
+		responses:    min(m.cfg.ResponseBytes, max(16<<20, total/8)),
+	}
+}
+
+func (m *Member) openDisk() (err error) {
+	fs := m.seams.FS
+	if m.dir, err = openDataDir(fs, m.cfg.DataDir); err != nil {
+		return err
+	}
+	m.guard, err = newDiskGuard(fs, m.cfg.DataDir, m.cfg.DiskReserveBytes, m.cfg.IsSet("disk-reserve-bytes"), m.log)
+	if err != nil {
+		return err
+	}
+	m.store, err = storage.Open(through(m.seams.Storage, storage.Options{
+		FS: fs, Dir: m.dir.join(storeDir), CacheBytes: m.budgets().blockCache, Logger: m.log,
+		OnFlush: func() { notify(m.flushed) },
+		OnFatal: func(err error) {
+			m.log.Error("the store cannot go on, the process ends", "error", err)
+			os.Exit(1)
+		},
+	}))
+	return err
+}
+
+func (m *Member) openMachine() (err error) {
+	m.machine, err = state.Open(through(m.seams.Machine, state.Options{
+		Storage: m.store,
+		MVCC: mvcc.Options{
+			FS: m.seams.FS, Dir: m.dir.join(indexDir), ValueBudgetBytes: m.budgets().values,
+			CompactionBatch: m.cfg.CompactionBatchLimit, CompactionPause: m.cfg.CompactionSleepInterval,
+		},
+		MinLeaseTTL: minLeaseTTL(m.cfg), MaxLearners: m.cfg.MaxLearners, Version: config.EtcdVersion, QuotaBytes: m.cfg.Quota(),
+		Publisher: publisher{m}, Logger: m.log,
+	}))
+	return err
+}
+
+func (m *Member) newHub(metrics *metrics) *watch.Hub {
+	return watch.New(watch.Options{
+		Source:    watch.StoreSource{Store: m.machine.Keys(), Root: m.machine.Root},
+		ClusterID: m.id.cluster, MemberID: m.id.member, Term: m.node.AppliedTerm,
+		RecentBytes: int(m.budgets().recentEvents), FragmentBytes: int(m.cfg.MaxRequestBytes) + 512<<10,
+		ProgressInterval: m.cfg.WatchProgressInterval, Metrics: metrics.watch,
+	})
+}
+
+// minLeaseTTL is the lowest TTL of a lease in seconds: one and a half election
+// timeouts, rounded up (state-machine.md, section 0).
+func minLeaseTTL(cfg *config.Config) int64 {
+	ticks := 3 * cfg.ElectionTicks() / 2
+	return int64((time.Duration(ticks)*cfg.Tick() + time.Second - 1) / time.Second)
+}
+
+// publisher is state.Publisher: the one place where a batch leaves the machine.
+type publisher struct{ m *Member }
+
+// Publish implements state.Publisher.
+func (p publisher) Publish(root mvcc.Root, events []mvcc.Event) { p.m.hub.Publish(root, events) }
+
+// notify wakes whoever waits on a channel of capacity 1.
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

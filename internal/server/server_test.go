@@ -1,0 +1,89 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/engram-kv/engram/internal/config"
+)
+
+// start starts a member on free loopback ports over dir.
+func start(t *testing.T, dir string, flags ...string) *Member {
+	t.Helper()
+	args := append([]string{
+		"--data-dir=" + dir, "--listen-client-urls=http://127.0.0.1:0", "--advertise-client-urls=http://127.0.0.1:0",
+		"--listen-peer-urls=http://127.0.0.1:0", "--listen-metrics-urls=http://127.0.0.1:0",
+	}, flags...)
+	cfg, err := config.Parse("engram", args, nil)
+	if err == nil {
+		err = cfg.Validate()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	m, err := Start(ctx, cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// stop ends a member gracefully.
+func stop(t *testing.T, m *Member) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := m.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func client(t *testing.T, m *Member) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: m.ClientAddrs(), DialTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func TestMemberKeepsDataOverRestarts(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	ctx := t.Context()
+	m := start(t, dir)
+	c := client(t, m)
+	for _, v := range []string{"1", "2", "3"} {
+		if _, err := c.Put(ctx, "a", v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	watch := c.Watch(ctx, "a", clientv3.WithRev(2))
+	if w := <-watch; len(w.Events) != 3 || string(w.Events[2].Kv.Value) != "3" {
+		t.Fatalf("watch from the start: %+v", w)
+	}
+	_ = c.Close()
+	stop(t, m)
+
+	m = start(t, dir)
+	defer stop(t, m)
+	c = client(t, m)
+	got, err := c.Get(ctx, "a")
+	if err != nil || got.Header.Revision != 4 || len(got.Kvs) != 1 || string(got.Kvs[0].Value) != "3" || got.Kvs[0].Version != 3 {
+		t.Fatalf("after a restart: %v %v", got, err)
+	}
+	if _, err := c.Put(ctx, "b", "x"); err != nil {
+		t.Fatal(err)
+	}
+	members, err := c.MemberList(ctx)
+	if err != nil || len(members.Members) != 1 || members.Members[0].Name != "default" {
+		t.Fatalf("members: %v %v", members, err)
+	}
+}
