@@ -3,7 +3,7 @@
 // It is raft.Storage plus the writing side: entries, hard state, and the record
 // that names an installed snapshot. It does not know what an entry means, does
 // not decide when the log may be cut, and does not lock its directory: the
-// server locks the data directory. Log is the main type; docs/format-raftlog.md
+// server locks the data directory. Log is the main type; docs/format.md
 // has every byte.
 //
 // Who calls what: one goroutine, the log writer, calls Write, Sync and Mark.

@@ -137,12 +137,12 @@ func (e *edge) serve(m *Member) {
 	for _, l := range e.client {
 		s := next()
 		if len(e.clientHTTP) > 0 {
-			e.run(m, func() error { return e.grpc.Serve(l) })
+			e.run(m, func() error { return e.grpc.Serve(rpc.Listen(l)) })
 			continue
 		}
 		mux := cmux.New(l)
 		grpcL, httpL := mux.Match(cmux.HTTP2()), mux.Match(cmux.Any())
-		e.run(m, func() error { return e.grpc.Serve(grpcL) })
+		e.run(m, func() error { return e.grpc.Serve(rpc.Listen(grpcL)) })
 		e.run(m, func() error { return s.Serve(httpL) })
 		e.run(m, mux.Serve)
 	}
