@@ -250,8 +250,14 @@ type View struct {
 
 // View pins the published moment.
 func (m *Machine) View() *View {
-	now := m.now.Load()
-	return &View{View: m.kv.View(now.kv), now: now}
+	for {
+		now := m.now.Load()
+		v := m.kv.View(now.kv)
+		if !v.Stale() {
+			return &View{View: v, now: now}
+		}
+		v.Release() // a compaction began between the two lines above
+	}
 }
 
 // Applied and Term are those of the last entry applied.
