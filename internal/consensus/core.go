@@ -398,8 +398,11 @@ func (c *Core) onApplied(a *Applied, out *Output) {
 	c.confStuck = false
 	c.handOver(out)
 	for i := range a.Results {
-		if id := a.Results[i].ID; id != 0 {
-			c.complete(id, a.Results[i], nil, out)
+		r := &a.Results[i]
+		if r.ID != 0 && c.waiters.has(r.ID) {
+			c.complete(r.ID, *r, nil, out)
+		} else if r.Reply != nil && c.opt.Discard != nil {
+			c.opt.Discard(*r)
 		}
 	}
 	if !c.confirmed && c.firstOfTerm != 0 && c.applied >= c.firstOfTerm {

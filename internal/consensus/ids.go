@@ -9,6 +9,7 @@ import (
 // changes, generated leases and read rounds take theirs from the same source. Safe for concurrent use.
 type IDs struct {
 	prefix uint64
+	first  uint64
 	n      atomic.Uint64
 }
 
@@ -17,7 +18,8 @@ type IDs struct {
 // millisecond can be made for as long as the member runs before they could meet those of its next start.
 func NewIDs(member uint64, start time.Time) *IDs {
 	ids := &IDs{prefix: (member & 0xffff) << 48}
-	ids.n.Store((uint64(start.UnixMilli()) & (1<<40 - 1)) << 8)
+	ids.first = (uint64(start.UnixMilli()) & (1<<40 - 1)) << 8
+	ids.n.Store(ids.first)
 	return ids
 }
 
@@ -28,6 +30,12 @@ func (g *IDs) Next() uint64 {
 			return id
 		}
 	}
+}
+
+// Made reports whether an identifier came from this source: it belongs to something that was asked for here since the start.
+func (g *IDs) Made(id uint64) bool {
+	const rest = 1<<48 - 1
+	return id&^rest == g.prefix && (id-g.first-1)&rest < g.n.Load()-g.first
 }
 
 // NextLease returns a new lease identifier: positive as a signed number, never 0.

@@ -30,6 +30,10 @@ type Options struct {
 	// Listener hears rare happenings. It is called from the raft goroutine and must not block.
 	Listener func(Event)
 
+	// Discard is given results that carry a Reply nobody here waits for (any more), on the raft goroutine. It must not block.
+	// Nil drops them.
+	Discard func(Result)
+
 	// Tick is raft's unit of time (100 ms); elections take ElectionTicks (10) of them, heartbeats come every HeartbeatTicks (1).
 	Tick           time.Duration
 	ElectionTicks  int

@@ -3,7 +3,8 @@
 // It knows etcd's wire names, checks what clients send, hands it on and turns
 // what comes back into etcd's answers; it decides nothing, orders nothing and
 // stores nothing. Server is the main type. What it calls stands in engine.go as
-// interfaces. Only adapter.go knows which gRPC server it runs in. Invariants:
+// interfaces. Only adapter.go and streamadapter.go know which gRPC server it
+// runs in. Invariants:
 //
 //	E1: every call is answered exactly once.
 //	E2: a write that may have been committed is never answered with an error

@@ -422,7 +422,7 @@ func TestWatchSlowClient(t *testing.T) {
 		c.create(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l"), PrevKv: true})
 		c.expect("0 at 1 created")
 	}
-	const puts = 3000
+	const puts = 1500
 	value := strings.Repeat("v", 1000)
 	read := func(c *watchCall) {
 		t.Helper()

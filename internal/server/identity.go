@@ -99,7 +99,8 @@ func (m *Member) openConsensus(metrics *metrics) error {
 	m.node, err = consensus.Open(through(m.seams.Consensus, consensus.Options{
 		ID: m.id.member, IDs: m.ids, Log: m.raftLog, Machine: machine{m.machine, m},
 		Clock: m.clock, Logger: m.log, Metrics: metrics.consensus, Listener: m.onEvent,
-		Tick: m.cfg.Tick(), ElectionTicks: m.cfg.ElectionTicks(), NoPreVote: !m.cfg.PreVote, NoTickAdvance: !m.cfg.TickAdvance,
+		Discard: func(r consensus.Result) { release(r) },
+		Tick:    m.cfg.Tick(), ElectionTicks: m.cfg.ElectionTicks(), NoPreVote: !m.cfg.PreVote, NoTickAdvance: !m.cfg.TickAdvance,
 		RequestTimeout: m.cfg.RequestTimeout(), CatchUpEntries: m.cfg.CatchUpEntries,
 		Gate: m.guard.Gate, DurableApplied: m.durable.Load,
 		StartFlush: func() { notify(m.flushNow) },

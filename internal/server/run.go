@@ -15,6 +15,7 @@ import (
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/consensus"
 	"github.com/engram-kv/engram/internal/mvcc"
+	"github.com/engram-kv/engram/internal/state"
 	"github.com/engram-kv/engram/internal/storage"
 )
 
@@ -266,14 +267,19 @@ func (p systemProposer) proposeAs(h command.Header, kind command.Kind, msg proto
 	data, err := command.AppendMessage(nil, kind, h, msg)
 	if err == nil {
 		err = p.m.node.Propose(consensus.Proposal{ID: h.ID, Data: data, Done: func(r consensus.Result, err error) {
-			if reply, ok := r.Reply.(interface{ Release() }); ok {
-				reply.Release()
-			}
+			release(r)
 			done(errors.Join(err, r.Err))
 		}})
 	}
 	if err != nil {
 		done(err)
+	}
+}
+
+// release gives up what a reply that nobody reads pins.
+func release(r consensus.Result) {
+	if reply, ok := r.Reply.(*state.Reply); ok {
+		reply.Release()
 	}
 }
 

@@ -195,6 +195,7 @@ func (m *Member) openMachine() (err error) {
 			CompactionBatch: m.cfg.CompactionBatchLimit, CompactionPause: m.cfg.CompactionSleepInterval,
 		},
 		MinLeaseTTL: minLeaseTTL(m.cfg), MaxLearners: m.cfg.MaxLearners, Version: config.EtcdVersion, QuotaBytes: m.cfg.Quota(),
+		Wanted:    func(id uint64) bool { return m.ids != nil && m.ids.Made(id) },
 		Publisher: publisher{m}, Logger: m.log,
 	}))
 	return err

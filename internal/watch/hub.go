@@ -101,9 +101,9 @@ type Hub struct {
 
 	mu      sync.Mutex // covers all below, and all watchers, streams and groups
 	source  Source
-	epoch   uint64 // counts Resets: a step that spans one drops its work
-	streams map[*Stream]struct{}
-	count   int // watchers of all streams
+	epoch   uint64               // counts Resets: a step that spans one drops its work
+	streams map[*Stream]struct{} // that are open
+	count   int                  // watchers of all streams
 
 	// Watchers are in one of two sets, or parked in their stream until its sink
 	// has room again. claimed is the revision up to which Deliver has taken

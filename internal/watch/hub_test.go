@@ -14,6 +14,36 @@ import (
 	"github.com/engram-kv/engram/internal/mvcc"
 )
 
+// check verifies the tree.
+func (m *matcher) check() {
+	var nodes []*group
+	var walk func(g *group)
+	walk = func(g *group) {
+		if g == nil {
+			return
+		}
+		walk(g.left)
+		nodes = append(nodes, g)
+		walk(g.right)
+		high := g.high
+		if g.update(); compareEnds(high, g.high) != 0 {
+			broken("range [%q, %q) has highest end %q, its tree says %q", g.key, g.end, g.high, high)
+		}
+		for _, c := range [...]*group{g.left, g.right} {
+			if c != nil && c.priority > g.priority {
+				broken("range [%q, %q) lies above one of higher priority", g.key, g.end)
+			}
+		}
+	}
+	walk(m.tree)
+	if !slices.IsSortedFunc(nodes, func(a, b *group) int { return a.compare(b.span) }) {
+		broken("ranges are out of order")
+	}
+	if len(nodes)+len(m.keys) != len(m.all) {
+		broken("%d ranges and %d keys in %d groups", len(nodes), len(m.keys), len(m.all))
+	}
+}
+
 // TestMatcher compares the matcher with a plain list while ranges come and go.
 func TestMatcher(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 2))

@@ -1,10 +1,6 @@
 package watch
 
-import (
-	"bytes"
-	"cmp"
-	"slices"
-)
+import "bytes"
 
 // matcher finds the watchers of a key: those of one key in a map, those of a
 // range in an interval tree. Watchers of equal keys and ranges form one group,
@@ -274,35 +270,5 @@ func (g *group) update() {
 		if c != nil && compareEnds(c.high, g.high) > 0 {
 			g.high = c.high
 		}
-	}
-}
-
-// check verifies the tree; tests call it.
-func (m *matcher) check() {
-	var nodes []*group
-	var walk func(g *group)
-	walk = func(g *group) {
-		if g == nil {
-			return
-		}
-		walk(g.left)
-		nodes = append(nodes, g)
-		walk(g.right)
-		high := g.high
-		if g.update(); compareEnds(high, g.high) != 0 {
-			broken("range [%q, %q) has highest end %q, its tree says %q", g.key, g.end, g.high, high)
-		}
-		for _, c := range [...]*group{g.left, g.right} {
-			if c != nil && cmp.Compare(c.priority, g.priority) > 0 {
-				broken("range [%q, %q) lies above one of higher priority", g.key, g.end)
-			}
-		}
-	}
-	walk(m.tree)
-	if !slices.IsSortedFunc(nodes, func(a, b *group) int { return a.compare(b.span) }) {
-		broken("ranges are out of order")
-	}
-	if len(nodes)+len(m.keys) != len(m.all) {
-		broken("%d ranges and %d keys in %d groups", len(nodes), len(m.keys), len(m.all))
 	}
 }

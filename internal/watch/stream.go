@@ -34,8 +34,9 @@ const maxControls = 1024
 type Sink interface {
 	// Send queues the responses in order, all of them or none. It must not
 	// block and must not call the stream. It returns false if it has no room,
-	// and then calls Stream.Ready once it has. A sink that holds nothing has
-	// room for anything. The slice rs is the hub's, what is in it may be kept.
+	// and then calls Stream.Ready once it has. An empty sink must take a
+	// response of any size sooner or later, or its watcher never gets past it.
+	// The slice rs is the hub's, what is in it may be kept.
 	Send(rs []Response) bool
 }
 
@@ -89,7 +90,7 @@ func (h *Hub) NewStream(sink Sink) *Stream {
 }
 
 // Create adds a watcher. The client is told of it, or why there is none, before
-// any event. Key and End are kept. Errors are ErrClosed and ErrCongested.
+// any event. Key and End are copied. Errors are ErrClosed and ErrCongested.
 func (s *Stream) Create(r Request) error {
 	h := s.hub
 	h.mu.Lock()
