@@ -392,7 +392,9 @@ func TestCompact(t *testing.T) {
 	for _, rev := range []int64{4, 2} {
 		short, cancel := context.WithTimeout(ctx, 30*time.Millisecond)
 		_, err = m.kv.Compact(short, &pb.CompactionRequest{Revision: rev, Physical: true})
-		wantError(t, err, status.Error(codes.DeadlineExceeded, "context deadline exceeded"))
+		if status.Code(err) != codes.DeadlineExceeded { // the client's own words for it vary
+			t.Errorf("compact at %d, nobody deletes: %v", rev, err)
+		}
 		cancel()
 	}
 	for more := true; more; {
