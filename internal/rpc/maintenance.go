@@ -128,8 +128,9 @@ func (m *maintenanceService) HashKV(ctx context.Context, r *pb.HashKVRequest) (*
 	}, nil
 }
 
-// MoveLeader finds nobody to move to: no member beside this one can lead.
-func (m *maintenanceService) MoveLeader(ctx context.Context, _ *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
+// MoveLeader finds nobody to move to but this member, which leads already: no
+// other can.
+func (m *maintenanceService) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
 	s := m.s
 	if _, err := s.identifyAdmin(callFrom(ctx)); err != nil {
 		return nil, err
@@ -137,7 +138,10 @@ func (m *maintenanceService) MoveLeader(ctx context.Context, _ *pb.MoveLeaderReq
 	if s.o.Consensus.Leader() != s.o.MemberID {
 		return nil, rpctypes.ErrGRPCNotLeader
 	}
-	return nil, rpctypes.ErrGRPCBadLeaderTransferee
+	if r.GetTargetID() != s.o.MemberID {
+		return nil, rpctypes.ErrGRPCBadLeaderTransferee
+	}
+	return &pb.MoveLeaderResponse{}, nil
 }
 
 // Downgrade has nothing to cancel, and this version writes one format only.

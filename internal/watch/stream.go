@@ -189,15 +189,19 @@ func (s *Stream) Cancel(id int64) error {
 	return nil
 }
 
-// Progress asks for one notice that concerns all watchers. It is given if by
-// the time that all events up to the present revision have been delivered, all
-// watchers are live and none starts in the future; otherwise nothing is sent.
+// Progress asks for one notice that concerns all watchers there are now, if
+// any. It is given if by the time that all events up to the present revision
+// have been delivered, all watchers are live and none starts in the future;
+// otherwise nothing is sent.
 func (s *Stream) Progress() error {
 	h := s.hub
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if s.closed {
 		return ErrClosed
+	}
+	if len(s.watchers) == 0 {
+		return nil
 	}
 	s.wanted, _ = h.source.Revision()
 	if !s.asking {

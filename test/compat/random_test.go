@@ -1,0 +1,59 @@
+package compat
+
+import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/engram-kv/engram/test/compat/internal/process"
+	"github.com/engram-kv/engram/test/compat/internal/random"
+)
+
+const (
+	operations = 200_000
+	restarts   = 4
+
+	shrinkWithin = time.Minute
+)
+
+// TestRandom runs operations made from a seed against both servers.
+func TestRandom(t *testing.T) {
+	o := random.Options{Operations: operations, Restarts: restarts, Methods: methods, Seed: rand.Uint64(), Log: t.Logf}
+	if s := os.Getenv("COMPAT_SEED"); s != "" {
+		var err error
+		if o.Seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatalf("COMPAT_SEED: %v", err)
+		}
+	}
+	if s := os.Getenv("COMPAT_OPS"); s != "" {
+		var err error
+		if o.Operations, err = strconv.Atoi(s); err != nil {
+			t.Fatalf("COMPAT_OPS: %v", err)
+		}
+	}
+	t.Logf("COMPAT_SEED=%d COMPAT_OPS=%d repeats this run", o.Seed, o.Operations)
+	pair, err := process.StartPair(programs.Etcd, subject, t.TempDir(), "--unsafe-no-fsync")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pair.Close()
+	coverage, err := random.Run(pair, o)
+	if difference := (*random.Difference)(nil); errors.As(err, &difference) {
+		t.Error(err)
+		lines, err := random.Shrink(pair, methods, difference, shrinkWithin)
+		if lines == "" {
+			t.Fatalf("not shrunk to a script: %v", err)
+		}
+		t.Fatalf("a shorter way there, as a script:\n\ncall\n%s\n----", lines)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("coverage:\n%s", coverage)
+	for _, m := range coverage.Missing() {
+		t.Errorf("not covered: %s", m)
+	}
+}
