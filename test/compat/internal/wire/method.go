@@ -12,10 +12,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 
 	_ "go.etcd.io/etcd/server/v3/etcdserver/api/v3election/v3electionpb" // this and the next two register services named below
 	_ "go.etcd.io/etcd/server/v3/etcdserver/api/v3lock/v3lockpb"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	_ "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/prototext"
@@ -118,8 +120,13 @@ func (m Method) Call(ctx context.Context, conn *grpc.ClientConn, request proto.M
 }
 
 // ErrorText is the gRPC code and the message of an error, as a client sees both.
+// The client's own deadline has several wordings, by which of two timers rings
+// first; they count as one.
 func ErrorText(err error) string {
 	s := status.Convert(err)
+	if s.Code() == codes.DeadlineExceeded && strings.HasPrefix(s.Message(), "stream terminated by RST_STREAM") {
+		s = status.New(s.Code(), "context deadline exceeded")
+	}
 	text := fmt.Sprintf("error %s: %s", s.Code(), s.Message())
 	if d := s.Proto().GetDetails(); len(d) > 0 {
 		text += fmt.Sprintf(" (%d details)", len(d))
