@@ -151,6 +151,11 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 		"--election-timeout[60000ms] is too long, and should be set less than 50000ms":     {"--election-timeout=60000"},
 		"cannot bind both --listen-client-urls and --listen-client-http-urls on the same":  {"--listen-client-http-urls=http://localhost:2379"},
 		"TLS key/cert (--cert-file, --key-file) must be provided for client url https://l": {"--listen-client-urls=https://localhost:1", "--advertise-client-urls=https://localhost:1"},
+		"--election-timeout must be >0 (set to 0ms)":                                       {"--election-timeout=0"},
+		"--logger=capnslog is removed in v3.5":                                             {"--logger=capnslog"},
+		`unexpected TLS version "TLS1.1" (must be one of: TLS1.2, TLS1.3)`:                 {"--tls-min-version=TLS1.1"},
+		"min version (TLS1.3) is greater than max version (TLS1.2)":                        {"--tls-min-version=TLS1.3", "--tls-max-version=TLS1.2"},
+		"cipher suites cannot be configured when only TLS1.3 is enabled":                   {"--tls-min-version=TLS1.3", "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"},
 		"multiple discovery or bootstrap flags are set":                                    {"--initial-cluster=default=http://localhost:2380", "--discovery-srv=x.test"},
 		"error parsing CompactionRetention":                                                {"--auto-compaction-retention=soon"},
 	} {

@@ -50,13 +50,16 @@ func (c *Config) Validate() error {
 	}
 	c.validateTimes(bad)
 	c.validateCluster(bad)
+	c.validateTLS(bad)
 	if err := c.validateCompaction(); err != nil {
 		problems = append(problems, err)
 	}
 	if c.FeatureGates["LeaseCheckpointPersist"] && !c.FeatureGates["LeaseCheckpoint"] {
 		bad("enabling feature gate LeaseCheckpointPersist requires enabling feature gate LeaseCheckpoint")
 	}
-	if c.Logger != "zap" {
+	if c.Logger == "capnslog" {
+		bad("--logger=capnslog is removed in v3.5")
+	} else if c.Logger != "zap" {
 		bad("unknown logger option %q: --logger takes zap", c.Logger)
 	}
 	if c.LogFormat != "json" && c.LogFormat != "console" {
@@ -81,9 +84,10 @@ func (c *Config) Validate() error {
 func (c *Config) validateTimes(bad func(string, ...any)) {
 	if c.HeartbeatMillis == 0 {
 		bad("--heartbeat-interval must be >0 (set to 0ms)")
-		return
 	}
-	if c.ElectionMillis < 5*c.HeartbeatMillis {
+	if c.ElectionMillis == 0 {
+		bad("--election-timeout must be >0 (set to 0ms)")
+	} else if c.ElectionMillis < 5*c.HeartbeatMillis {
 		bad("--election-timeout[%dms] should be at least as 5 times as --heartbeat-interval[%dms]", c.ElectionMillis, c.HeartbeatMillis)
 	}
 	if c.ElectionMillis > maxElectionMillis {
@@ -124,6 +128,25 @@ func (c *Config) validateCluster(bad func(string, ...any)) {
 		if c.ListenMetrics[i].Scheme == "https" && c.ClientTLS.CertFile == "" {
 			bad("client TLS key/cert (--cert-file, --key-file) must be provided for metrics secure url")
 		}
+	}
+}
+
+// tlsVersions are the versions of TLS that may be asked for, the lowest first.
+var tlsVersions = []string{"TLS1.2", "TLS1.3"}
+
+func (c *Config) validateTLS(bad func(string, ...any)) {
+	for _, v := range []string{c.TLSMin, c.TLSMax} {
+		if v != "" && !slices.Contains(tlsVersions, v) {
+			bad("unexpected TLS version %q (must be one of: %s)", v, strings.Join(tlsVersions, ", "))
+			return
+		}
+	}
+	low, high := slices.Index(tlsVersions, c.TLSMin), slices.Index(tlsVersions, c.TLSMax)
+	if c.TLSMax != "" && low > high {
+		bad("min version (%s) is greater than max version (%s)", c.TLSMin, c.TLSMax)
+	}
+	if len(c.CipherSuites) > 0 && c.TLSMin == "TLS1.3" {
+		bad("cipher suites cannot be configured when only TLS1.3 is enabled")
 	}
 }
 

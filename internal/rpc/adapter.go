@@ -182,7 +182,9 @@ func (s *Server) unary(method string, h Handler, m *methodMetrics) grpc.MethodHa
 		began := s.o.Clock.Now()
 		m.started.Inc()
 		out, err := s.park(ctx, method, decode, h, m)
-		m.finish(status.Code(err), s.o.Clock.Now().Sub(began))
+		took := s.o.Clock.Now().Sub(began)
+		m.finish(status.Code(err), took)
+		s.finished(ctx, method, began, took, err)
 		if err != nil {
 			return nil, err
 		}
@@ -291,7 +293,9 @@ func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnarySe
 	m.started.Inc()
 	m.received.Inc()
 	defer func() {
-		m.finish(status.Code(err), s.o.Clock.Now().Sub(began))
+		took := s.o.Clock.Now().Sub(began)
+		m.finish(status.Code(err), took)
+		s.finished(ctx, info.FullMethod, began, took, err)
 		if err == nil {
 			m.sent.Inc()
 		}

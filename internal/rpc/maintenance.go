@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -45,7 +46,8 @@ func (m *maintenanceService) Status(ctx context.Context, _ *pb.StatusRequest) (*
 		resp.Errors = append(resp.Errors, rpctypes.ErrorDesc(rpctypes.ErrGRPCNoLeader))
 	}
 	for _, a := range s.o.Maintenance.Alarms() {
-		resp.Errors = append(resp.Errors, a.String())
+		// One blank or two between the fields is up to how the program was built.
+		resp.Errors = append(resp.Errors, strings.ReplaceAll(a.String(), "  ", " "))
 	}
 	return resp, nil
 }

@@ -22,10 +22,11 @@ type outbox struct {
 	moved                 atomic.Int64  // when a message was last written, or came while there was none; Unix ns
 
 	mu      sync.Mutex
-	roomy   sync.Cond // refused became false, or closed true
+	roomy   sync.Cond // paused became false, or closed true
 	queue   []queued  // the first may be being written
 	bytes   int       // of queue
 	refused bool      // the receiver is owed a Ready
+	paused  bool      // a Send was refused, and the receiver has not had its Ready
 	closed  bool
 }
 
@@ -53,7 +54,7 @@ func (o *outbox) Send(ms []Message) bool {
 	}
 	fits := len(o.queue) == 0 || len(o.queue)+len(ms) <= o.maxMessages && o.bytes+size <= o.maxBytes
 	if !fits || !o.shared.take(size, o.bytes, o) {
-		o.refused = true
+		o.refused, o.paused = true, true
 		o.signal()
 		return false
 	}
@@ -125,8 +126,19 @@ func (o *outbox) owesReady() bool {
 		return false
 	}
 	o.refused = false
-	o.roomy.Broadcast()
 	return true
+}
+
+// told says that the receiver has had its Ready. If it found room for all that
+// had waited, it may be given requests again: not before, lest their answers
+// pile up while it waits for its turn.
+func (o *outbox) told() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.refused {
+		o.paused = false
+		o.roomy.Broadcast()
+	}
 }
 
 // isRefused says that the receiver is owed a Ready.
@@ -136,12 +148,12 @@ func (o *outbox) isRefused() bool {
 	return o.refused && !o.closed
 }
 
-// awaitRoom blocks while a Send was refused and there is no room yet. It
+// awaitRoom blocks from a refused Send till the receiver has had its Ready. It
 // returns false once the outbox is closed.
 func (o *outbox) awaitRoom() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for o.refused && !o.closed {
+	for o.paused && !o.closed {
 		o.roomy.Wait()
 	}
 	return !o.closed

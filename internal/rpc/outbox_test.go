@@ -238,3 +238,47 @@ func TestOutboxModel(t *testing.T) {
 		t.Fatalf("only %d messages were refused", refusals)
 	}
 }
+
+// A client that sends requests faster than it reads the answers is made to
+// wait. It is not given the time between the sign of room and the moment at which
+// the receiver has sent what had waited: its stream would end for congestion.
+func TestOutboxHoldsRequestsTillTheReceiverIsReady(t *testing.T) {
+	box := newTestOutboxes(1000).open(2, 100)
+	if !box.Send(sized(1)) || !box.Send(sized(1)) || box.Send(sized(1)) {
+		t.Fatal("two messages, and not three, should fit")
+	}
+	given := make(chan bool)
+	go func() { given <- box.awaitRoom() }()
+	box.writeOne(t)
+	if !box.owesReady() {
+		t.Fatal("there is room, and nobody is to be told")
+	}
+	box.expect(t, given, false)
+	if !box.Send(sized(1)) || box.Send(sized(1)) {
+		t.Fatal("one message, and not two, should fit")
+	}
+	box.told()
+	box.expect(t, given, false) // what had waited did not all fit
+	box.writeOne(t)
+	if !box.owesReady() {
+		t.Fatal("there is room, and nobody is to be told")
+	}
+	box.told()
+	box.expect(t, given, true)
+}
+
+// expect says whether the next request may be given to the receiver.
+func (o *outbox) expect(t *testing.T, given chan bool, may bool) {
+	t.Helper()
+	if may {
+		if !<-given {
+			t.Fatal("the stream is closed")
+		}
+		return
+	}
+	select {
+	case <-given:
+		t.Fatal("a request was given to a receiver that waits for room")
+	case <-time.After(20 * time.Millisecond):
+	}
+}

@@ -32,6 +32,8 @@ type reading struct {
 	reserved bool
 	// pinned is what op reads from.
 	pinned interface{ Release() }
+	// room is what the answer's bytes are taken from.
+	room *budget
 }
 
 // start makes the answer, or has it made.
@@ -63,17 +65,17 @@ func (r *reading) tryInline() bool {
 	if left := limit; !inMemory(r.op, &left) {
 		return false
 	}
-	if !r.s.room.try(limit) {
+	if !r.try(limit) {
 		return false
 	}
 	left := limit
 	a, err := r.read(&left)
 	switch {
 	case errors.Is(err, mvcc.ErrTooBig):
-		r.s.room.release(limit)
+		r.room.release(limit)
 		return false
 	case err != nil:
-		r.s.room.release(limit)
+		r.room.release(limit)
 		r.fail(err)
 	default:
 		r.succeed(a, limit)
@@ -81,9 +83,26 @@ func (r *reading) tryInline() bool {
 	return true
 }
 
+// try takes n bytes if they are free: from what is kept for small answers, so
+// that they do not wait in the line of large ones, else from what all share.
+func (r *reading) try(n int64) bool {
+	for _, room := range [...]*budget{r.s.small, r.s.room} {
+		if n <= r.s.o.InlineBytes && room.try(n) {
+			r.room = room
+			return true
+		}
+	}
+	return false
+}
+
 // ask waits in line for room for an answer of n bytes and then has it made.
 func (r *reading) ask(n int64) {
-	r.s.room.acquire(n, r.call.deadline(r.s.o.Clock.Now(), r.s.o.RequestTimeout), func(err error) {
+	if r.try(n) {
+		r.s.answers.run(func() { r.work(n) })
+		return
+	}
+	r.room = r.s.room
+	r.room.acquire(n, r.call.deadline(r.s.o.Clock.Now(), r.s.o.RequestTimeout), func(err error) {
 		if err != nil {
 			r.fail(err)
 			return
@@ -100,7 +119,7 @@ func (r *reading) work(n int64) {
 		r.succeed(a, n)
 		return
 	}
-	r.s.room.release(n)
+	r.room.release(n)
 	if !errors.Is(err, mvcc.ErrTooBig) {
 		r.fail(err)
 		return
@@ -131,11 +150,11 @@ func (r *reading) succeed(a answer, room int64) {
 	raw := a.encode()
 	r.close()
 	if spare := room - int64(len(raw)); spare > 0 {
-		r.s.room.release(spare)
+		r.room.release(spare)
 		room -= spare
 	}
 	if room > 0 {
-		r.call.onSent(func() { r.s.room.release(room) })
+		r.call.onSent(func() { r.room.release(room) })
 	}
 	r.done(raw, nil)
 }

@@ -55,11 +55,15 @@ type Options struct {
 	MaxTxnOps int
 	// RequestTimeout bounds proposals and read rounds; default 7 s.
 	RequestTimeout time.Duration
+	// SlowCall is the time after which a finished unary call is logged; 0 is
+	// never.
+	SlowCall time.Duration
 	// ElectionTimeout is the time after which a silent leader is given up;
 	// streams that require a leader end after three of them; default 1 s.
 	ElectionTimeout time.Duration
 
 	// ResponseBytes bounds the answers being made or sent; default 256 MiB.
+	// Those of at most InlineBytes have a sixteenth as much for themselves.
 	// An answer read from disk takes as much again while it is joined, so
 	// Workers bound what is above the limit.
 	ResponseBytes int64
@@ -108,6 +112,9 @@ func (o *Options) setDefaults() {
 	}
 }
 
+// smallShare is the part of ResponseBytes that small answers have on top.
+const smallShare = 16
+
 func orDefault[T comparable](v, def T) T {
 	var zero T
 	if v == zero {
@@ -122,9 +129,11 @@ type Server struct {
 	metrics *Metrics
 	answers *pool
 	room    *budget
+	small   *budget // for answers of at most InlineBytes
 	leader  *leaderWatch
 	streams *outboxBudget
 	senders map[string]SenderHandler
+	slow    *slowCalls
 }
 
 // New returns the services; Close ends their goroutines.
@@ -135,8 +144,10 @@ func New(o Options) *Server {
 		metrics: o.Metrics,
 		answers: newPool(o.Workers, o.PendingAnswers),
 		room:    newBudget(o.ResponseBytes, o.PendingAnswers, o.Clock.Now),
+		small:   newBudget(max(o.ResponseBytes/smallShare, o.InlineBytes), o.PendingAnswers, o.Clock.Now),
 		leader:  newLeaderWatch(o.Consensus, o.Clock, o.ElectionTimeout),
 		streams: newOutboxBudget(o.StreamsBytes, o.StreamStall, o.Clock.Now),
+		slow:    &slowCalls{},
 	}
 	s.senders = map[string]SenderHandler{
 		"/etcdserverpb.KV/RangeStream": s.rangeStream,

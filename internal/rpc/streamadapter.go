@@ -116,8 +116,11 @@ func (a *adaptedStream) write(ctx context.Context) {
 		case <-again.C():
 		}
 		for {
-			if a.out.owesReady() && !a.call(a.receiver.Ready) {
-				return
+			if a.out.owesReady() {
+				if !a.call(a.receiver.Ready) {
+					return
+				}
+				a.out.told()
 			}
 			m, ok := a.out.peek()
 			if !ok {

@@ -1,8 +1,9 @@
 package rpc
 
 import (
-	"bytes"
+	"maps"
 	"slices"
+	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
@@ -45,6 +46,9 @@ func checkTxn(r *command.TxnRequest, maxOps int) error {
 		return err
 	}
 	for _, branch := range [2][]command.Op{r.Success, r.Failure} {
+		if len(branch) == 0 || len(branch) == 1 && branch[0].Kind != command.OpTxn {
+			continue
+		}
 		if _, err := branchWrites(branch); err != nil {
 			return err
 		}
@@ -86,131 +90,114 @@ func checkOp(op *command.Op, maxOps int) error {
 	return rpctypes.ErrGRPCKeyNotFound // as etcd answers an op without a request
 }
 
-// writes are the keys that some operations may put and the ranges that they
-// may delete.
+// writes are the keys that some operations may put and what they may delete.
 type writes struct {
-	puts    [][]byte
-	deletes []interval
+	puts    map[string]struct{}
+	deletes ranges
 }
 
-// interval is [from, to), or everything from from if open is set.
-type interval struct {
-	from, to []byte
-	open     bool
-}
-
-func (i interval) beyond(key []byte) bool { return i.open || bytes.Compare(key, i.to) < 0 }
-
-func (i interval) furtherThan(o interval) bool {
-	return !o.open && (i.open || bytes.Compare(i.to, o.to) > 0)
-}
-
-// deleteInterval returns the interval that a DeleteRange covers, false if it
-// covers nothing.
-func deleteInterval(r *command.DeleteRangeRequest) (interval, bool) {
-	switch {
-	case len(r.RangeEnd) == 0:
-		return interval{from: r.Key, to: append(bytes.Clone(r.Key), 0)}, true
-	case len(r.RangeEnd) == 1 && r.RangeEnd[0] == 0:
-		return interval{from: r.Key, open: true}, true
-	}
-	return interval{from: r.Key, to: r.RangeEnd}, bytes.Compare(r.Key, r.RangeEnd) < 0
-}
-
-// branchWrites returns what a list of operations may write. It refuses a list
-// in which two operations can both run, and put the same key, or one puts a key
-// that the other deletes. The two branches of a transaction within the list
-// never both run, so they may put the same key.
+// branchWrites returns what a list of operations may write, and refuses the
+// combinations that etcd refuses: a key that two operations put, and a key put
+// that another operation deletes. The branches of a transaction within the list
+// never both run, so they may write the same key.
+//
+// Of a transaction within the list and another one after it, only a put of the
+// later one after a delete of the earlier one counts, not the other way round.
+// This is no rule that one would choose, but programs run into what it refuses.
 func branchWrites(ops []command.Op) (writes, error) {
-	if len(ops) == 1 && ops[0].Kind != command.OpTxn {
-		return opWrites(&ops[0])
-	}
-	type put struct {
-		key []byte
-		op  int
-	}
-	type deletion struct {
-		interval
-		op int
-	}
-	var puts []put
-	var deletions []deletion
+	w := writes{puts: make(map[string]struct{}, len(ops))}
+	var direct ranges
 	for i := range ops {
-		w, err := opWrites(&ops[i])
+		if ops[i].Kind == command.OpDeleteRange {
+			direct = direct.with(ops[i].DeleteRange)
+		}
+	}
+	w.deletes = direct.merged()
+	for i := range ops {
+		if ops[i].Kind != command.OpTxn {
+			continue
+		}
+		inner, err := txnWrites(ops[i].Txn)
 		if err != nil {
 			return writes{}, err
 		}
-		for _, key := range w.puts {
-			puts = append(puts, put{key, i})
-		}
-		for _, d := range w.deletes {
-			deletions = append(deletions, deletion{d, i})
-		}
-	}
-	slices.SortFunc(puts, func(a, b put) int { return bytes.Compare(a.key, b.key) })
-	slices.SortFunc(deletions, func(a, b deletion) int { return bytes.Compare(a.from, b.from) })
-
-	// Going up the keys, reach is the deletion begun so far that reaches
-	// furthest, and other the one that does among those of other operations.
-	reach, other := deletion{op: -1}, deletion{op: -1}
-	next := 0
-	for i, p := range puts {
-		if i > 0 && puts[i-1].op != p.op && bytes.Equal(puts[i-1].key, p.key) {
-			return writes{}, rpctypes.ErrGRPCDuplicateKey
-		}
-		for ; next < len(deletions) && bytes.Compare(deletions[next].from, p.key) <= 0; next++ {
-			d := deletions[next]
-			switch {
-			case reach.op < 0 || d.furtherThan(reach.interval):
-				if d.op != reach.op {
-					other = reach
-				}
-				reach = d
-			case d.op != reach.op && (other.op < 0 || d.furtherThan(other.interval)):
-				other = d
+		for key := range inner.puts {
+			if err := w.put(key); err != nil {
+				return writes{}, err
 			}
 		}
-		d := reach
-		if d.op == p.op {
-			d = other
-		}
-		if d.op >= 0 && d.beyond(p.key) {
-			return writes{}, rpctypes.ErrGRPCDuplicateKey
+		if len(inner.deletes) > 0 {
+			w.deletes = slices.Concat(w.deletes, inner.deletes).merged()
 		}
 	}
-	var w writes
-	for _, p := range puts {
-		w.puts = append(w.puts, p.key)
-	}
-	for _, d := range deletions {
-		w.deletes = append(w.deletes, d.interval)
+	for i := range ops {
+		if ops[i].Kind == command.OpPut {
+			if err := w.put(string(ops[i].Put.Key)); err != nil {
+				return writes{}, err
+			}
+		}
 	}
 	return w, nil
 }
 
-func opWrites(op *command.Op) (writes, error) {
-	switch op.Kind {
-	case command.OpPut:
-		return writes{puts: [][]byte{op.Put.Key}}, nil
-	case command.OpDeleteRange:
-		if d, ok := deleteInterval(op.DeleteRange); ok {
-			return writes{deletes: []interval{d}}, nil
-		}
-	case command.OpTxn:
-		then, err := branchWrites(op.Txn.Success)
-		if err != nil {
-			return writes{}, err
-		}
-		otherwise, err := branchWrites(op.Txn.Failure)
-		if err != nil {
-			return writes{}, err
-		}
-		return writes{
-			puts:    append(then.puts, otherwise.puts...),
-			deletes: append(then.deletes, otherwise.deletes...),
-		}, nil
+func (w *writes) put(key string) error {
+	if _, twice := w.puts[key]; twice || w.deletes.hold(key) {
+		return rpctypes.ErrGRPCDuplicateKey
 	}
-	return writes{}, nil
+	w.puts[key] = struct{}{}
+	return nil
+}
+
+// txnWrites returns what either branch of a transaction may write.
+func txnWrites(r *command.TxnRequest) (writes, error) {
+	w, err := branchWrites(r.Success)
+	if err != nil {
+		return writes{}, err
+	}
+	other, err := branchWrites(r.Failure)
+	if err != nil {
+		return writes{}, err
+	}
+	maps.Copy(w.puts, other.puts)
+	w.deletes = slices.Concat(w.deletes, other.deletes).merged()
+	return w, nil
+}
+
+// ranges are ranges of keys, each from from to before to.
+type ranges []struct{ from, to string }
+
+// with returns r and what a delete covers. Etcd does not hold one without an
+// end against a put, nor one that ends before it begins.
+func (r ranges) with(d *command.DeleteRangeRequest) ranges {
+	from, to := string(d.Key), string(d.RangeEnd)
+	if to == "" {
+		to = from + "\x00"
+	}
+	if from >= to { // so is one without an end: that is written as "\x00"
+		return r
+	}
+	return append(r, struct{ from, to string }{from, to})
+}
+
+// merged returns the same keys as ranges that ascend and do not meet. It may
+// change r.
+func (r ranges) merged() ranges {
+	slices.SortFunc(r, func(a, b struct{ from, to string }) int { return strings.Compare(a.from, b.from) })
+	out := r[:0]
+	for _, x := range r {
+		if n := len(out); n > 0 && x.from <= out[n-1].to {
+			out[n-1].to = max(out[n-1].to, x.to)
+			continue
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// hold tells if a key is in one of the ranges, which are merged.
+func (r ranges) hold(key string) bool {
+	n, found := slices.BinarySearchFunc(r, key, func(x struct{ from, to string }, key string) int { return strings.Compare(x.from, key) })
+	return found || n > 0 && key < r[n-1].to
 }
 
 // shape says what kinds of operations a transaction holds.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -14,11 +16,13 @@ const (
 	logDir   = "log"   // segments of the raft log
 	indexDir = "index" // checkpoints of the in-memory index
 	lockFile = "LOCK"  // held while a process uses the directory
+
+	logLockFile = "LOG-LOCK" // the same for the log's, which may lie elsewhere
 )
 
 var (
 	// ErrLocked: another process uses the data directory.
-	ErrLocked = errors.New("data directory is in use")
+	ErrLocked = errors.New("directory is in use")
 	// ErrEtcdData: the directory holds an etcd member's data.
 	ErrEtcdData = errors.New("data directory belongs to etcd")
 )
@@ -40,7 +44,7 @@ func openDataDir(fs vfs.FS, path string) (*dataDir, error) {
 			return nil, fmt.Errorf("%s exists, so --data-dir=%s holds an etcd member, which this version cannot import: give another --data-dir, or start etcd on this one: %w", p, path, ErrEtcdData)
 		}
 	}
-	if err := fs.MkdirAll(path, 0o700); err != nil {
+	if err := makeDir(fs, path); err != nil {
 		return nil, fmt.Errorf("--data-dir=%s cannot be created: %w", path, err)
 	}
 	lock, err := fs.Lock(fs.PathJoin(path, lockFile))
@@ -48,6 +52,55 @@ func openDataDir(fs vfs.FS, path string) (*dataDir, error) {
 		return nil, fmt.Errorf("--data-dir=%s: %w by another process (%w): stop it, or give another directory", path, ErrLocked, err)
 	}
 	return &dataDir{fs: fs, path: path, lock: lock}, nil
+}
+
+// openLogDir creates and locks the directory of the raft log. Two members with
+// data directories of their own may still be given one --wal-dir.
+func openLogDir(fs vfs.FS, path string) (io.Closer, error) {
+	if names, err := fs.List(path); err == nil {
+		for _, name := range names {
+			if strings.HasSuffix(name, ".wal") {
+				return nil, fmt.Errorf("--wal-dir=%s holds %s, a log of etcd: give another directory: %w", path, name, ErrEtcdData)
+			}
+		}
+	}
+	if err := makeDir(fs, path); err != nil {
+		return nil, fmt.Errorf("--wal-dir=%s cannot be created: %w", path, err)
+	}
+	lock, err := fs.Lock(fs.PathJoin(path, logLockFile))
+	if err != nil {
+		return nil, fmt.Errorf("--wal-dir=%s: %w by another process (%w): stop it, or give another directory", path, ErrLocked, err)
+	}
+	return lock, nil
+}
+
+// makeDir creates a directory with those above it, and makes their names
+// durable: a power cut must not take away the directory with all that was
+// synced in it.
+func makeDir(fs vfs.FS, path string) error {
+	made := []string{path}
+	for dir := fs.PathDir(path); ; dir = fs.PathDir(dir) {
+		if _, err := fs.Stat(dir); err == nil || dir == fs.PathDir(dir) {
+			break
+		}
+		made = append(made, dir)
+	}
+	if err := fs.MkdirAll(path, 0o700); err != nil {
+		return err
+	}
+	for _, dir := range made {
+		parent, err := fs.OpenDir(fs.PathDir(dir))
+		if errors.Is(err, os.ErrPermission) {
+			continue // somebody else made it, and may keep us from reading it
+		}
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(parent.Sync(), parent.Close()); err != nil {
+			return fmt.Errorf("sync of the directory of %s: %w", dir, err)
+		}
+	}
+	return nil
 }
 
 // join returns the path of a name inside the directory.

@@ -32,6 +32,10 @@ type edge struct {
 	serving                           sync.WaitGroup
 }
 
+// streamWorkers is how many goroutines take calls again and again: their stacks
+// have grown already. More calls than that in hand get a goroutine each.
+const streamWorkers = 256
+
 // readHeaderTimeout is etcd's (surface.md, section 2.1).
 const readHeaderTimeout = 5 * time.Minute
 
@@ -68,17 +72,18 @@ func (m *Member) openEdge(metrics *metrics) (_ *edge, err error) {
 		Leases: leases{m}, Cluster: m, Maintenance: m, Watches: m.hub,
 		Metrics: metrics.rpc, WatchMetrics: metrics.watch,
 		MaxRequestBytes: int(m.cfg.MaxRequestBytes), MaxTxnOps: int(m.cfg.MaxTxnOps),
-		RequestTimeout: m.cfg.RequestTimeout(), ElectionTimeout: time.Duration(m.cfg.ElectionMillis) * time.Millisecond,
+		SlowCall: m.cfg.WarningUnary, RequestTimeout: m.cfg.RequestTimeout(), ElectionTimeout: time.Duration(m.cfg.ElectionMillis) * time.Millisecond,
 		ResponseBytes: m.budgets().responses, Clock: m.clock, Logger: m.log,
 	})
 	e.grpc = m.rpc.NewGRPC(
+		grpc.NumStreamWorkers(streamWorkers),
 		grpc.MaxConcurrentStreams(m.cfg.MaxConcurrentStreams),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: m.cfg.KeepaliveMinTime}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: m.cfg.KeepaliveInterval, Timeout: m.cfg.KeepaliveTimeout}),
 	)
 	o := web.Options{
-		Member: webMember{m}, Metrics: metrics.web, Gatherer: metrics.registry, Registerer: metrics.registry,
-		ReadTimeout: m.cfg.RequestTimeout(), Profiling: m.cfg.Pprof, Origins: m.cfg.CORS, Hosts: m.cfg.HostWhitelist, Logger: m.log,
+		Member: webMember{m}, ClusterID: m.id.cluster, Metrics: metrics.web, Gatherer: metrics.registry, Registerer: metrics.registry,
+		ReadTimeout: m.cfg.RequestTimeout(), Profiling: m.cfg.Pprof || m.cfg.LogLevel == "debug", Origins: m.cfg.CORS, Hosts: m.cfg.HostWhitelist, Logger: m.log,
 	}
 	all, probes := web.Handler(o), web.MetricsHandler(o)
 	for range e.client {

@@ -61,10 +61,12 @@ type machine struct {
 
 // Apply implements consensus.Machine.
 func (a machine) Apply(entries []*raftpb.Entry) ([]consensus.Result, error) {
+	began := time.Now()
 	results, err := a.Machine.Apply(entries)
 	if err != nil {
 		return nil, err
 	}
+	a.m.applied(len(entries), time.Since(began))
 	out := make([]consensus.Result, len(results))
 	for i := range results {
 		r := &results[i]
@@ -80,6 +82,15 @@ func (a machine) Apply(entries []*raftpb.Entry) ([]consensus.Result, error) {
 		}
 	}
 	return out, nil
+}
+
+// applied counts a batch of entries, and warns of one that took long.
+func (m *Member) applied(entries int, took time.Duration) {
+	m.timed.commit.Observe(took.Seconds())
+	if took > m.cfg.WarningApply {
+		m.timed.slowApplies.Inc()
+		m.log.Warn("applying entries took too long", "entries", entries, "took", took, "expected", m.cfg.WarningApply)
+	}
 }
 
 // views is rpc.Views.
@@ -125,11 +136,15 @@ func (m *Member) Capable() bool {
 	return members.Version() != ""
 }
 
+// tablesBytes is what Status reckons for the small tables, so that a store in
+// use never seems to take nothing.
+const tablesBytes = 4 << 10
+
 // Status implements rpc.Maintenance.
 func (m *Member) Status() rpc.StoreStatus {
 	_, members, _ := m.machine.Tables()
 	s := rpc.StoreStatus{
-		SizeBytes: int64(m.store.DiskBytes()), UsageBytes: m.machine.Root().UsageBytes(), QuotaBytes: m.cfg.Quota(),
+		SizeBytes: int64(m.store.DiskBytes()), UsageBytes: tablesBytes + m.machine.Root().UsageBytes(), QuotaBytes: m.cfg.Quota(),
 		Version: config.EtcdVersion, ClusterVersion: minorOf(members.Version()),
 		Downgrade: &pb.DowngradeInfo{Enabled: members.Downgrade().Enabled, TargetVersion: members.Downgrade().Target},
 	}
@@ -160,10 +175,16 @@ func (m *Member) Alarms() []*pb.AlarmMember {
 }
 
 // Hash implements rpc.Maintenance.
-func (m *Member) Hash(ctx context.Context) (uint32, int64, error) { return m.machine.Hash(ctx) }
+func (m *Member) Hash(ctx context.Context) (uint32, int64, error) {
+	began := time.Now()
+	defer func() { m.timed.hash.Observe(time.Since(began).Seconds()) }()
+	return m.machine.Hash(ctx)
+}
 
 // HashKV implements rpc.Maintenance.
 func (m *Member) HashKV(ctx context.Context, revision int64) (rpc.HashKV, error) {
+	began := time.Now()
+	defer func() { m.timed.hashRevision.Observe(time.Since(began).Seconds()) }()
 	h, err := m.machine.Keys().HashKV(ctx, m.machine.Root(), revision)
 	return rpc.HashKV(h), err
 }

@@ -3,6 +3,8 @@ package server
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/engram-kv/engram/internal/consensus"
@@ -27,6 +29,15 @@ func (m *Member) founder() (identity, consensus.Founder, error) {
 	self := members[0]
 	if self.Name != m.cfg.Name {
 		return identity{}, consensus.Founder{}, fmt.Errorf("couldn't find local name %q in the initial cluster configuration", m.cfg.Name)
+	}
+	advertised := make([]string, len(m.cfg.AdvertisePeer))
+	for i := range m.cfg.AdvertisePeer {
+		advertised[i] = m.cfg.AdvertisePeer[i].String()
+	}
+	slices.Sort(advertised)
+	if !slices.Equal(advertised, self.PeerURLs) {
+		return identity{}, consensus.Founder{}, fmt.Errorf("--initial-cluster has %s=%s but missing from --initial-advertise-peer-urls=%s: give this member the same peer URLs in both",
+			self.Name, strings.Join(self.PeerURLs, ","), strings.Join(advertised, ","))
 	}
 	if m.cfg.InitialClusterState == "existing" {
 		return identity{}, consensus.Founder{}, errors.New("--initial-cluster-state=existing: this version cannot join a cluster, start it with new")
@@ -57,6 +68,9 @@ func (m *Member) openConsensus(metrics *metrics) error {
 	if !exists && applied > 0 {
 		return fmt.Errorf("the store in %s has applied index %d but %s holds no raft log: put the log back, or restore a backup into an empty directory", m.dir.path, applied, dir)
 	}
+	if m.logDir, err = openLogDir(fs, dir); err != nil {
+		return err
+	}
 	o := raftlog.Options{FS: logFS, Dir: dir, CacheBytes: m.budgets().logCache, Logger: m.log, Metrics: metrics.raftlog}
 	var founder consensus.Founder
 	if !exists {
@@ -68,9 +82,9 @@ func (m *Member) openConsensus(metrics *metrics) error {
 	if m.raftLog, err = raftlog.Open(through(m.seams.RaftLog, o)); err != nil {
 		return err
 	}
-	if last, err := m.raftLog.LastIndex(); err != nil {
+	if founded, err := consensus.Founded(m.raftLog); err != nil {
 		return err
-	} else if last == 0 && applied == 0 { // new, or a crash came before the first entries
+	} else if !founded && applied == 0 { // new, or a crash came before all of the first entries
 		if exists {
 			if m.id, founder, err = m.founder(); err != nil {
 				return err
@@ -105,7 +119,10 @@ func (m *Member) openConsensus(metrics *metrics) error {
 		Gate: m.guard.Gate, DurableApplied: m.durable.Load,
 		StartFlush: func() { notify(m.flushNow) },
 	}))
-	return err
+	if err != nil {
+		return fmt.Errorf("store in %s, raft log in %s: %w", m.dir.join(storeDir), dir, err)
+	}
+	return nil
 }
 
 // onEvent hears of rare happenings, on the raft goroutine.

@@ -42,25 +42,25 @@ func (l leases) Renew(ctx context.Context, u rpc.Identity, id int64) (int64, err
 			return 0, err
 		}
 	}
-	ttl, err := l.m.lessor.Renew(id, l.m.clock.Now())
-	switch {
-	case errors.Is(err, lease.ErrNotFound):
-		return 0, nil
-	case errors.Is(err, lease.ErrNotPrimary):
-		return 0, errNotPrimary
-	case errors.Is(err, lease.ErrExpired):
-		// Its end is on its way: the client is told once it is there.
+	for {
+		now := l.m.clock.Now()
+		ttl, err := l.m.lessor.Renew(id, now)
+		switch {
+		case errors.Is(err, lease.ErrNotFound):
+			return 0, nil
+		case errors.Is(err, lease.ErrNotPrimary):
+			return 0, errNotPrimary
+		case !errors.Is(err, lease.ErrExpired):
+			return ttl, err
+		}
+		// Its end is on its way, and the client is told once it is there; unless
+		// this member stood still, and finds that the lease lives on.
 		select {
-		case <-l.m.lessor.Gone(id):
+		case <-l.m.lessor.Gone(id, now):
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		}
-		if !l.m.lessor.Primary() {
-			return 0, errNotPrimary
-		}
-		return 0, nil
 	}
-	return ttl, err
 }
 
 // Status implements rpc.Leases.

@@ -29,6 +29,34 @@ type metrics struct {
 	watch     *watch.Metrics
 	rpc       *rpc.Metrics
 	web       *web.Metrics
+	store     *storeMetrics
+}
+
+// storeMetrics time what is done to the store. The names are of etcd's bbolt;
+// what is timed is its like here.
+type storeMetrics struct {
+	commit, defrag, hash, hashRevision prometheus.Histogram
+	slowApplies                        prometheus.Counter
+	defragging                         prometheus.Gauge
+}
+
+func newStoreMetrics() *storeMetrics {
+	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
+	}
+	hundredths := prometheus.ExponentialBuckets(0.01, 2, 15)
+	return &storeMetrics{
+		commit:       histogram("etcd_disk_backend_commit_duration_seconds", "The time that one batch of log entries takes to be run and committed to the store.", prometheus.ExponentialBuckets(0.001, 2, 14)),
+		defrag:       histogram("etcd_disk_backend_defrag_duration_seconds", "The time that giving space back to the disk takes. Nothing waits for it.", prometheus.ExponentialBuckets(0.1, 2, 13)),
+		hash:         histogram("etcd_mvcc_hash_duration_seconds", "The latency distribution of storage hash operation.", hundredths),
+		hashRevision: histogram("etcd_mvcc_hash_rev_duration_seconds", "The latency distribution of storage hash by revision operation.", hundredths),
+		slowApplies:  prometheus.NewCounter(prometheus.CounterOpts{Name: "etcd_server_slow_apply_total", Help: "The number of batches of log entries that took longer to run than --warning-apply-duration."}),
+		defragging:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "etcd_disk_defrag_inflight", Help: "1 while space is given back to the disk."}),
+	}
+}
+
+func (s *storeMetrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{s.commit, s.defrag, s.hash, s.hashRevision, s.slowApplies, s.defragging}
 }
 
 func newMetrics(cfg *config.Config) *metrics {
@@ -36,6 +64,7 @@ func newMetrics(cfg *config.Config) *metrics {
 		registry: prometheus.NewRegistry(),
 		raftlog:  raftlog.NewMetrics(), consensus: consensus.NewMetrics(), lease: lease.NewMetrics(),
 		watch: watch.NewMetrics(), rpc: rpc.NewMetrics(cfg.Metrics == "extensive"), web: web.NewMetrics(),
+		store: newStoreMetrics(),
 	}
 }
 
@@ -53,6 +82,7 @@ func (m *metrics) register(member *Member) error {
 	}
 	all = append(all, m.raftlog.Collectors()...)
 	all = append(all, m.watch.Collectors()...)
+	all = append(all, m.store.collectors()...)
 	all = append(all, member.collectors()...)
 	for _, c := range all {
 		if err := m.registry.Register(c); err != nil {
@@ -72,7 +102,7 @@ func (m *Member) collectors() []prometheus.Collector {
 		g.WithLabelValues(value).Set(1)
 		return g
 	}
-	usage := func() float64 { return float64(m.machine.Root().UsageBytes()) }
+	usage := func() float64 { return float64(m.Status().UsageBytes) }
 	out := []prometheus.Collector{
 		one("etcd_server_version", "Which version is running: etcd's that this member is compatible with.", "server_version", config.EtcdVersion),
 		one("engram_server_version", "Which version of Engram is running.", "server_version", config.Version),

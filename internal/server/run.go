@@ -114,8 +114,11 @@ func (m *Member) reclaimSpace(ctx context.Context) error {
 		case <-m.reclaim:
 		}
 		began, before := time.Now(), m.store.DiskBytes()
+		m.timed.defragging.Set(1)
 		lower, upper := storage.RevisionBounds(0, 0)
 		err := errors.Join(m.store.Flush(), m.store.Reclaim(ctx, lower, upper))
+		m.timed.defragging.Set(0)
+		m.timed.defrag.Observe(time.Since(began).Seconds())
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -216,7 +219,11 @@ func (m *Member) Wait(ctx context.Context) error {
 		m.log.Info("stopping", "member", fmt.Sprintf("%x", m.id.member))
 	case failure = <-m.failed:
 	}
-	err := errors.Join(failure, m.close())
+	grace := stopGrace
+	if failure != nil {
+		grace = 0 // nothing can be answered any more, and clients have other members
+	}
+	err := errors.Join(failure, m.close(grace))
 	if err == nil {
 		m.log.Info("stopped", "member", fmt.Sprintf("%x", m.id.member))
 	}
@@ -224,10 +231,10 @@ func (m *Member) Wait(ctx context.Context) error {
 }
 
 // close ends what was started, in the order that keeps B3.
-func (m *Member) close() error {
+func (m *Member) close(grace time.Duration) error {
 	var errs []error
 	if m.edge != nil {
-		m.edge.close(stopGrace)
+		m.edge.close(grace)
 	}
 	if m.node != nil {
 		errs = append(errs, m.node.Close())
@@ -245,6 +252,9 @@ func (m *Member) close() error {
 	}
 	if m.raftLog != nil {
 		errs = append(errs, m.raftLog.Close())
+	}
+	if m.logDir != nil {
+		errs = append(errs, m.logDir.Close())
 	}
 	if m.dir != nil {
 		errs = append(errs, m.dir.Close())

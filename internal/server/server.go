@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"runtime/debug"
@@ -41,10 +42,12 @@ type Member struct {
 	cfg   *config.Config
 	log   *slog.Logger
 	clock clock.Clock
+	timed *storeMetrics
 	id    identity
 	seams Seams
 
 	dir     *dataDir
+	logDir  io.Closer // the lock of the log's directory
 	guard   *diskGuard
 	store   *storage.Store
 	raftLog *raftlog.Log
@@ -109,7 +112,7 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 	m.stop = stop
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, m.close())
+			err = errors.Join(err, m.close(stopGrace))
 		}
 	}()
 	limitMemory()
@@ -117,6 +120,7 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 		return nil, err
 	}
 	metrics := newMetrics(cfg)
+	m.timed = metrics.store
 	if err := m.openMachine(); err != nil {
 		return nil, err
 	}

@@ -20,6 +20,7 @@ func (o *Options) vars(w http.ResponseWriter, _ *http.Request) {
 	for name, value := range o.Vars {
 		all[name] = value()
 	}
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	writeJSON(w, o.Logger, all)
 }
 

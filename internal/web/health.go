@@ -34,8 +34,11 @@ func (o *Options) health(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
+	if code != http.StatusOK {
+		http.Error(w, string(b), code) // with its newline and header, as etcd's
+		return
+	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.WriteHeader(code)
 	if _, err := w.Write(b); err != nil {
 		o.Logger.Debug("HTTP client left", "error", err)
 	}
@@ -150,15 +153,15 @@ func (p *probe) run(w http.ResponseWriter, r *http.Request, checks []check) {
 		}
 		fmt.Fprintf(&lines, "[+]%s ok\n", c.name)
 	}
+	if len(failed) > 0 {
+		p.o.Logger.Warn("probe failed", "probe", p.name, "checks", failed)
+		http.Error(w, lines.String(), http.StatusServiceUnavailable) // ends in an empty line, as etcd's
+		return
+	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	body := "ok\n"
-	switch {
-	case len(failed) > 0:
-		p.o.Logger.Warn("probe failed", "probe", p.name, "checks", failed)
-		w.WriteHeader(http.StatusServiceUnavailable)
-		body = lines.String()
-	case r.URL.Query().Has("verbose"):
+	if r.URL.Query().Has("verbose") {
 		body = lines.String() + body
 	}
 	if _, err := io.WriteString(w, body); err != nil {

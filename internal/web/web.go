@@ -35,6 +35,8 @@ type Member interface {
 	// that is linearizable. The text of its error is shown as it is, that of a
 	// gRPC status without its code. It returns when ctx ends.
 	Read(ctx context.Context, linearizable bool) error
+	// Members returns the members of the cluster.
+	Members() []*pb.Member
 	// Versions returns what /version tells.
 	Versions() Versions
 }
@@ -51,6 +53,8 @@ type Versions struct {
 type Options struct {
 	Member  Member
 	Metrics *Metrics
+	// ClusterID stands in a header of what peers are told.
+	ClusterID uint64
 	// Gatherer is what /metrics shows, and Registerer, which may be nil, where
 	// that page counts its own requests.
 	Gatherer   prometheus.Gatherer
@@ -145,7 +149,9 @@ func writeJSON(w http.ResponseWriter, log *slog.Logger, v any) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
+	if w.Header().Get("Content-Type") == "" {
+		w.Header().Set("Content-Type", "application/json")
+	}
 	if _, err := w.Write(b); err != nil {
 		log.Debug("HTTP client left", "error", err)
 	}

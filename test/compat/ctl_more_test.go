@@ -220,7 +220,7 @@ func runCtlLines(tool, format string, server *process.Server, lines []ctlLine) [
 	return outputs
 }
 
-var base64Lease = regexp.MustCompile(`"key":"bC8[^"]*"`) // ownLease in JSON
+var base64Lease = regexp.MustCompile(`"key":"bC[89][^"]*"`) // ownLease in JSON: base64 of l/ and a digit or a letter
 
 // saidLines keeps of the error output the lines meant for people, without log lines, whose form is each tool's own, and without
 // usage texts, whose words are.

@@ -1,0 +1,39 @@
+package rpc
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+// slowCallPause is the shortest time between two lines on slow calls: under
+// overload all are slow, and logging must not add to it.
+const slowCallPause = time.Second
+
+// slowCalls remembers when a slow call was logged, and counts those that were
+// not.
+type slowCalls struct {
+	logged atomic.Int64 // in nanoseconds of the Unix time
+	hidden atomic.Int64
+}
+
+// finished logs a unary call that took longer than Options.SlowCall.
+func (s *Server) finished(ctx context.Context, method string, began time.Time, took time.Duration, err error) {
+	if s.o.SlowCall <= 0 || took <= s.o.SlowCall {
+		return
+	}
+	now, last := began.Add(took).UnixNano(), s.slow.logged.Load()
+	if last != 0 && now-last < int64(slowCallPause) || !s.slow.logged.CompareAndSwap(last, now) {
+		s.slow.hidden.Add(1)
+		return
+	}
+	from := ""
+	if p, ok := peer.FromContext(ctx); ok {
+		from = p.Addr.String()
+	}
+	s.o.Logger.Warn("call took too long", "method", method, "took", took, "expected", s.o.SlowCall, "code", status.Code(err).String(),
+		"client", from, "not-logged", s.slow.hidden.Swap(0))
+}
