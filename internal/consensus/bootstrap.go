@@ -19,18 +19,27 @@ type Founder struct {
 	Context []byte
 }
 
-// Bootstrap writes the first entries of a new cluster into an empty log and syncs them: at term 1 one conf change for each
+// Founded tells whether the log has seen the birth of its cluster: Bootstrap ended, and no crash tore what it wrote. The commit
+// index comes last in that write, so it tells; a log with entries and no commit index would never have a leader.
+func Founded(l Log) (bool, error) {
+	hs, _, err := l.InitialState()
+	if err != nil {
+		return false, fmt.Errorf("consensus: hard state of the log: %w", err)
+	}
+	return hs.GetCommit() > 0, nil
+}
+
+// Bootstrap writes the first entries of a new cluster into a log that is not Founded and syncs them: at term 1 one conf change for each
 // founder, in ascending order of ID, all committed. Every founder does the same on its own log.
 func Bootstrap(l Log, founders []Founder) error {
 	if len(founders) == 0 {
 		return errors.New("consensus: bootstrap without founders: a cluster begins with at least one member")
 	}
-	last, err := l.LastIndex()
-	if err != nil {
+	if done, err := Founded(l); err != nil {
 		return err
-	}
-	if last != 0 {
-		return fmt.Errorf("consensus: bootstrap of a log that ends at index %d: only an empty log can be bootstrapped", last)
+	} else if done {
+		last, err := l.LastIndex()
+		return errors.Join(err, fmt.Errorf("consensus: bootstrap of a log that ends at index %d: only one without a whole first write can be bootstrapped", last))
 	}
 	founders = slices.Clone(founders)
 	slices.SortFunc(founders, func(a, b Founder) int {

@@ -9,11 +9,49 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.etcd.io/raft/v3/raftpb"
 
 	"github.com/engram-kv/engram/internal/raftlog"
 )
 
 var _ Log = (*raftlog.Log)(nil)
+
+// TestBootstrapTorn starts on a log whose first write a crash has cut between the entries and the commit index.
+func TestBootstrapTorn(t *testing.T) {
+	o := raftlog.Options{FS: vfs.NewMem(), Dir: "raft", Identity: raftlog.Identity{ClusterID: 1, MemberID: 1}}
+	log, err := raftlog.Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	torn := []*raftpb.Entry{{Type: raftpb.EntryConfChange.Enum(), Term: new(uint64(1)), Index: new(uint64(1))}}
+	if _, err := log.Write([]raftlog.Append{{Entries: torn}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if log, err = raftlog.Open(o); err != nil {
+		t.Fatal(err)
+	}
+	if done, err := Founded(log); err != nil || done {
+		t.Fatalf("a torn birth counts as whole: %v", err)
+	}
+	if err := Bootstrap(log, []Founder{{ID: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if done, err := Founded(log); err != nil || !done {
+		t.Fatalf("not founded after Bootstrap: %v", err)
+	}
+	if err := Bootstrap(log, []Founder{{ID: 1}}); err == nil {
+		t.Fatal("a cluster was born twice")
+	}
+	if es, err := log.Entries(1, 2, 1<<20); err != nil || len(es[0].GetData()) == 0 {
+		t.Fatalf("the torn entry is still there: %v %v", es, err)
+	}
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // TestNodeOnRaftlog runs a Node on the real log, in a file system that can crash. Whoever got an answer before the crash must
 // find the entry after it.

@@ -128,7 +128,9 @@ func (n *Node) doChores() {
 			if c.cutTo != 0 {
 				errs = append(errs, log.Compact(c.cutTo))
 			}
-			errs = append(errs, log.Prepare())
+			if n.opt.Gate() == nil { // a disk that is nearly full has no room for what may not be needed
+				errs = append(errs, log.Prepare())
+			}
 			err := errors.Join(errs...)
 			if err != nil && !failing && !errors.Is(err, raft.ErrCompacted) {
 				n.opt.Logger.Warn("looking after the raft log failed, trying again", "error", err)

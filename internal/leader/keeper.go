@@ -69,6 +69,10 @@ type Keeper struct {
 	wake chan struct{} // capacity 1
 	// free has a token for each revocation that may still be proposed.
 	free chan struct{}
+
+	// Run's own:
+	leads uint64    // the term that it leads in, or 0
+	last  time.Time // when it last looked at the clock
 }
 
 // New returns a keeper that follows.
@@ -104,9 +108,8 @@ func (k *Keeper) set(term uint64) {
 func (k *Keeper) Run(ctx context.Context) {
 	ticker := k.o.Clock.NewTicker(pass)
 	defer ticker.Stop()
-	var leads uint64
-	last := k.o.Clock.Now()
-	nextCompact := last
+	k.last = k.o.Clock.Now()
+	nextCompact := k.last
 	for {
 		select {
 		case <-ctx.Done():
@@ -115,29 +118,35 @@ func (k *Keeper) Run(ctx context.Context) {
 		case <-k.wake:
 		case <-ticker.C():
 		}
-		now := k.o.Clock.Now()
-		late := now.Sub(last) - pass
-		last = now
-		if want := k.want.Load(); want != leads {
-			k.change(want, now)
-			leads = want
+		if want := k.want.Load(); want != k.leads {
+			k.last = k.o.Clock.Now()
+			k.change(want, k.last)
+			k.leads = want
 			continue
 		}
-		if leads == 0 {
+		now := k.look()
+		if k.leads == 0 {
 			continue
 		}
-		if late > stalledAfter {
-			k.o.Logger.Warn("this member stood still: leases are extended", "late", late)
-			k.o.Lessor.Stalled(late)
-		}
-		k.leases(ctx, now)
+		k.leases(ctx, now, ticker.C())
 		if !now.Before(nextCompact) {
 			nextCompact = now.Add(compactEvery)
 			k.compact(now)
 		}
-		// Waiting for revocations is no standstill.
-		last = k.o.Clock.Now()
 	}
+}
+
+// look reads the clock. A look that comes late means that this member stood
+// still and may have missed keep-alives.
+func (k *Keeper) look() (now time.Time) {
+	now = k.o.Clock.Now()
+	late := now.Sub(k.last) - pass
+	k.last = now
+	if k.leads != 0 && late > stalledAfter {
+		k.o.Logger.Warn("this member stood still: leases are extended", "late", late)
+		k.o.Lessor.Stalled(late)
+	}
+	return now
 }
 
 func (k *Keeper) change(term uint64, now time.Time) {
@@ -151,12 +160,22 @@ func (k *Keeper) change(term uint64, now time.Time) {
 	}
 }
 
-// leases proposes what is due, and waits where too much is in flight.
-func (k *Keeper) leases(ctx context.Context, now time.Time) {
+// leases proposes what is due, and waits where too much is in flight. It looks
+// at the clock while it waits, lest a standstill pass for waiting.
+func (k *Keeper) leases(ctx context.Context, now time.Time, ticks <-chan time.Time) {
 	for _, id := range k.o.Lessor.Expired(now) {
-		select {
-		case <-k.free:
-		case <-ctx.Done():
+		for waits := true; waits; {
+			select {
+			case <-k.free:
+				waits = false
+			case <-ticks:
+				k.look()
+			case <-ctx.Done():
+				return
+			}
+		}
+		if k.want.Load() != k.leads {
+			k.free <- struct{}{}
 			return
 		}
 		k.o.Proposer.Revoke(id, func(err error) {

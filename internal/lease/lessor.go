@@ -139,12 +139,14 @@ func (l *Lessor) Primary() bool {
 
 // Stalled says that this member did nothing for d (paused, or stuck on a slow
 // disk) and may have missed keep-alives: every lease that it still holds lives
-// that much longer, also those that expired meanwhile.
+// that much longer, also those that expired meanwhile. Who waits for the end of
+// one is woken: it may live again.
 func (l *Lessor) Stalled(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, tm := range l.timers { // all by the same amount: the order stays
 		tm.expiry, tm.next = tm.expiry.Add(d), tm.next.Add(d)
+		tm.close()
 	}
 }
 
@@ -174,7 +176,7 @@ func (l *Lessor) Expired(now time.Time) []int64 {
 // seconds. If the table's Remaining of the lease is not 0, a Checkpoint of 0
 // must have been applied before: else a next leader would let it expire early.
 // It fails with ErrNotPrimary, ErrNotFound, or ErrExpired, after which Gone
-// tells when the lease is revoked.
+// tells when to ask again.
 func (l *Lessor) Renew(id int64, now time.Time) (ttl int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -213,13 +215,14 @@ func (l *Lessor) Remaining(id int64, now time.Time) (time.Duration, error) {
 	return max(0, tm.expiry.Sub(now)), nil
 }
 
-// Gone returns a channel that is closed when the lease is revoked or this member
-// is no longer primary; now, if either is so already.
-func (l *Lessor) Gone(id int64) <-chan struct{} {
+// Gone returns a channel that is closed when a lease that has expired is
+// revoked, or extended (Stalled), or this member is no longer primary; at once,
+// if there is none to wait for. Who waited asks Renew again.
+func (l *Lessor) Gone(id int64, now time.Time) <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	tm := l.timers[id]
-	if tm == nil {
+	if tm == nil || tm.expiry.After(now) {
 		tm = &timer{}
 		defer tm.close()
 	}

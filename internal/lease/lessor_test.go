@@ -194,18 +194,22 @@ func TestGone(t *testing.T) {
 			return false
 		}
 	}
-	if !closed(b.lessor.Gone(1)) {
+	if !closed(b.lessor.Gone(1, b.now)) {
 		t.Error("an unknown lease is not gone")
 	}
 	b.lessor.Promote(b.now, 0)
-	for id := range int64(2) {
+	for id := range int64(3) {
 		if err := b.grant(id+1, 5); err != nil {
 			t.Fatal(err)
 		}
 	}
-	one, again, two := b.lessor.Gone(1), b.lessor.Gone(1), b.lessor.Gone(2)
+	if !closed(b.lessor.Gone(3, b.now)) {
+		t.Error("a lease that lives is waited for")
+	}
+	b.now = b.now.Add(6 * time.Second)
+	one, again, two := b.lessor.Gone(1, b.now), b.lessor.Gone(1, b.now), b.lessor.Gone(2, b.now)
 	if closed(one) || closed(two) {
-		t.Error("gone while they live")
+		t.Error("gone before they are revoked")
 	}
 	if err := b.revoke(1); err != nil {
 		t.Fatal(err)
@@ -213,6 +217,15 @@ func TestGone(t *testing.T) {
 	if !closed(one) || !closed(again) || closed(two) {
 		t.Error("revoked lease is not gone, or another is")
 	}
+	b.lessor.Stalled(5 * time.Second)
+	if !closed(two) {
+		t.Error("who waits for a lease was not told that it lives on")
+	}
+	if _, err := b.lessor.Renew(2, b.now); err != nil {
+		t.Errorf("renewing the extended lease: %v", err)
+	}
+	b.now = b.now.Add(6 * time.Second)
+	two = b.lessor.Gone(2, b.now)
 	b.lessor.Demote()
 	if !closed(two) {
 		t.Error("demotion woke nobody")

@@ -50,13 +50,17 @@ func (b *batch) apply(e *raftpb.Entry) (Result, error) {
 	b.wanted = b.m.o.Wanted == nil || b.m.o.Wanted(c.ID)
 	reply := &Reply{}
 	err := b.run(c, reply, &r)
+	if err == nil {
+		r.Reply = reply
+		return r, nil
+	}
 	var disk errDisk
 	if errors.As(err, &disk) {
 		reply.Release()
 		return r, disk.error
 	}
 	r.Err = err
-	if err != nil && !r.OverQuota {
+	if !r.OverQuota {
 		reply.Release()
 		return r, nil
 	}

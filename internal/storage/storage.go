@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -61,6 +62,10 @@ type Options struct {
 	// OnBackgroundError is called on each failed flush or compaction, which
 	// Pebble will retry. It must not block.
 	OnBackgroundError func(error)
+	// CommitVia stands in for the commit of a batch. A test uses it to show
+	// that a store which committed a batch in parts would be found out; nil
+	// commits it as it is.
+	CommitVia func(db *pebble.DB, b *pebble.Batch) error
 }
 
 // Reader reads a moment of the store. Implementations may be used concurrently.
@@ -75,6 +80,7 @@ type Reader interface {
 type Store struct {
 	db     *pebble.DB
 	cache  *pebble.Cache
+	commit func(db *pebble.DB, b *pebble.Batch) error
 	format []byte
 	closed sync.Once
 }
@@ -93,7 +99,10 @@ func Open(o Options) (*Store, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{cache: pebble.NewCache(o.CacheBytes)}
+	if o.CommitVia == nil {
+		o.CommitVia = func(_ *pebble.DB, b *pebble.Batch) error { return b.Commit(pebble.NoSync) }
+	}
+	s := &Store{cache: pebble.NewCache(o.CacheBytes), commit: o.CommitVia}
 	db, err := pebble.Open(o.Dir, s.pebbleOptions(o))
 	if err != nil {
 		s.cache.Unref()
@@ -124,7 +133,7 @@ func (s *Store) pebbleOptions(o Options) *pebble.Options {
 		},
 	}
 	po := &pebble.Options{
-		FS:                          o.FS,
+		FS:                          manifestFS{o.FS},
 		Cache:                       s.cache,
 		DisableWAL:                  true,
 		FormatMajorVersion:          pebble.FormatNewest,
@@ -135,9 +144,22 @@ func (s *Store) pebbleOptions(o Options) *pebble.Options {
 		Logger:                      pebbleLogger{o.Logger, o.OnFatal},
 		EventListener:               &listener,
 	}
+	// A flush writes one table, or two if it takes two memtables. Pebble moves a
+	// single table down as it is but rewrites several at once, so smaller ones
+	// cost a second pass over every value.
+	for level := range po.TargetFileSizes {
+		po.TargetFileSizes[level] = max(minTableBytes, 2*int64(o.MemTableBytes))
+	}
+	if o.Manual {
+		// Nobody compacts, so commits and flushes must not wait for it.
+		po.L0StopWritesThreshold = math.MaxInt32
+	}
 	po.Experimental.SpanPolicyFunc = spanPolicy
 	return po
 }
+
+// minTableBytes is Pebble's own target, for the small memtables of tests.
+const minTableBytes = 2 << 20
 
 // spanPolicy makes Pebble end an sstable between the small tables and the
 // revision log, so that a move of the log never drags their rows along.
@@ -233,7 +255,7 @@ func must(err error) {
 // Commit makes the batch visible. It is durable once a later flush ended. It
 // blocks while Pebble has too many unflushed memtables.
 func (s *Store) Commit(b *Batch) error {
-	if err := b.b.Commit(pebble.NoSync); err != nil {
+	if err := s.commit(s.db, b.b); err != nil {
 		return fmt.Errorf("storage: commit: %w", err)
 	}
 	return b.b.Close()

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 )
 
 func openMem(t testing.TB) *Store {
@@ -101,6 +103,59 @@ func TestDurability(t *testing.T) {
 	want(t, s, "x", "5")
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// With Manual no compaction makes room, so nothing may wait for one.
+func TestManualNeverStalls(t *testing.T) {
+	s := mustOpen(t, Options{FS: vfs.NewMem(), Dir: "db", Manual: true})
+	for n := range 40 {
+		set(t, s, "x", fmt.Sprint(n))
+		if err := s.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(t, s, "x", "39")
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A power cut while Pebble goes over to a new MANIFEST leaves a store that opens,
+// whatever the directory remembers of names that were not synced.
+func TestCrashAtNewManifest(t *testing.T) {
+	for seed := range uint64(60) {
+		rnd := rand.New(rand.NewPCG(seed, 5))
+		mem := vfs.NewCrashableMem()
+		var clone *vfs.MemFS
+		fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+			// Between the marker's creation and the sync of the directory.
+			if clone == nil && op.Kind == errorfs.OpRemove && strings.Contains(op.Path, "marker.manifest") {
+				clone = mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rnd})
+			}
+			return nil
+		}))
+		s := mustOpen(t, Options{FS: fs, Dir: "db"})
+		set(t, s, "x", "1")
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		clone = nil
+		s = mustOpen(t, Options{FS: fs, Dir: "db"}) // begins a new MANIFEST
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if clone == nil {
+			t.Fatal("no marker was moved")
+		}
+		s, err := Open(Options{FS: clone, Dir: "db"})
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		want(t, s, "x", "1")
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -1,0 +1,105 @@
+package leader
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/engram-kv/engram/internal/clock"
+	"github.com/engram-kv/engram/internal/lease"
+	"github.com/engram-kv/engram/internal/storage"
+)
+
+// revocations hands each revocation to the test, which decides when it is done.
+type revocations chan func(error)
+
+func (r revocations) Revoke(_ int64, done func(error))                          { r <- done }
+func (r revocations) Checkpoint(_ *pb.LeaseCheckpointRequest, done func(error)) { done(nil) }
+func (r revocations) Compact(_ int64, done func(error))                         { done(nil) }
+
+// grant grants leases of one TTL, numbered from an ID on.
+func grant(t *testing.T, s *storage.Store, leases *lease.Table, from, to, ttl int64) {
+	t.Helper()
+	b := s.NewBatch()
+	for id := from; id < to; id++ {
+		if _, err := leases.Grant(b, id, ttl); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Commit(b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A member may be paused while its revocations are in flight. That must not
+// pass for waiting: leases whose keep-alives it missed would end.
+func TestStandstillWhileRevokingExtendsLeases(t *testing.T) {
+	s, err := storage.Open(storage.Options{Dir: "store", FS: vfs.NewMem()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	leases, err := lease.Open(s, lease.Options{MinTTL: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	clk := clock.NewFake(time.Unix(1_000_000, 0))
+	lessor := lease.NewLessor(leases, lease.LessorOptions{Now: clk.Now})
+	const short, kept = MaxRevokes + 4, 1000
+	grant(t, s, leases, 1, short+1, 2)
+	grant(t, s, leases, kept, kept+1, 10)
+
+	revoked := make(revocations, short+1)
+	k := New(Options{Lessor: lessor, Proposer: revoked, Revision: func() int64 { return 1 }, Clock: clk})
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan struct{})
+	go func() { k.Run(ctx); close(over) }()
+	defer func() { cancel(); <-over }()
+	clk.WaitAlarms(1)
+	k.Lead(2)
+	for !lessor.Primary() {
+		time.Sleep(time.Millisecond)
+	}
+
+	// The short ones expire; all that may be in flight is, and the keeper waits.
+	var inFlight []func(error)
+	for len(inFlight) < MaxRevokes {
+		clk.Advance(pass)
+		for more := true; more && len(inFlight) < MaxRevokes; {
+			select {
+			case done := <-revoked:
+				inFlight = append(inFlight, done)
+			case <-time.After(5 * time.Millisecond):
+				more = false
+			}
+		}
+	}
+	clk.Advance(time.Minute) // the pause; then everything goes on
+	before := clk.Now()
+	for left, err := lessor.Remaining(kept, before); left == 0; left, err = lessor.Remaining(kept, before) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-t.Context().Done():
+			t.Fatal("the lease was not extended")
+		default:
+		}
+		for _, done := range inFlight {
+			done(nil)
+		}
+		inFlight = inFlight[:0]
+		clk.Advance(pass)
+		select {
+		case done := <-revoked:
+			inFlight = append(inFlight, done)
+		case <-time.After(5 * time.Millisecond):
+		}
+		if clk.Now().Sub(before) > 30*time.Second {
+			t.Fatal("the kept lease was not extended by the minute for which the member stood still")
+		}
+	}
+}
