@@ -17,6 +17,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
+
 	"github.com/engram-kv/engram/ctl"
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/logging"
@@ -34,6 +36,10 @@ func run(name string, args []string) int {
 	}
 	if len(args) > 0 && args[0] == "ctl" {
 		return ctl.Main("engram ctl", args[1:])
+	}
+	// Shells ask for completions of "engram ctl …" in this way.
+	if len(args) > 1 && (args[0] == cobra.ShellCompRequestCmd || args[0] == cobra.ShellCompNoDescRequestCmd) && args[1] == "ctl" {
+		return ctl.Main("engram ctl", append([]string{args[0]}, args[2:]...))
 	}
 	calledAs := "engram"
 	if name == "etcd" {
