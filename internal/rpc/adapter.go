@@ -312,7 +312,8 @@ func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnarySe
 }
 
 // interceptStream does for streams what interceptUnary does for unary methods,
-// and ends those that require a leader when there is none.
+// and ends those that require a leader when there is none, or that the member's
+// stop ends.
 func (s *Server) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	m := s.metrics.lookup(info.FullMethod)
 	began := s.o.Clock.Now()
@@ -329,12 +330,9 @@ func (s *Server) interceptStream(srv any, stream grpc.ServerStream, info *grpc.S
 			return WireError(err)
 		}
 	}
-	if call.Metadata.requiresLeader() {
-		ctx, forget := s.leader.watch(stream.Context())
-		defer forget()
-		counted.ctx = ctx
-		call.ctx = ctx
-	}
+	ctx, forget := s.leader.watch(stream.Context(), call.Metadata.requiresLeader(), info.IsClientStream)
+	defer forget()
+	counted.ctx, call.ctx = ctx, ctx
 	counted.ctx = withCall(counted.ctx, call)
 	err = handler(srv, counted)
 	if cause := context.Cause(counted.ctx); err != nil && cause != nil && stream.Context().Err() == nil {

@@ -155,6 +155,10 @@ func New(o Options) *Server {
 	return s
 }
 
+// EndStreams ends the watch and keep-alive streams, which clients hold open,
+// with etcd's error of a server that stops: clients go elsewhere or try again.
+func (s *Server) EndStreams() { s.leader.endAll() }
+
 // Close waits for the answers in hand. No call may come any more, and those
 // that wait for Consensus must have been answered.
 func (s *Server) Close() {

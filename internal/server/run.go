@@ -234,6 +234,7 @@ func (m *Member) Wait(ctx context.Context) error {
 func (m *Member) close(grace time.Duration) error {
 	var errs []error
 	if m.edge != nil {
+		m.rpc.EndStreams()
 		m.edge.close(grace)
 	}
 	if m.node != nil {

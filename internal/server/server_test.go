@@ -87,3 +87,38 @@ func TestMemberKeepsDataOverRestarts(t *testing.T) {
 		t.Fatalf("members: %v %v", members, err)
 	}
 }
+
+// TestStopDoesNotWaitForWatchers: streams that clients hold open are ended, and
+// a client that comes back resumes.
+func TestStopDoesNotWaitForWatchers(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	m := start(t, dir)
+	c := client(t, m)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	lease, err := c.Grant(ctx, 60)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.KeepAlive(ctx, lease.ID); err != nil {
+		t.Fatal(err)
+	}
+	events := c.Watch(ctx, "a", clientv3.WithCreatedNotify())
+	if w := <-events; !w.Created {
+		t.Fatalf("%+v", w)
+	}
+	began := time.Now()
+	addr := m.ClientAddrs()[0]
+	stop(t, m)
+	if took := time.Since(began); took > stopGrace/2 {
+		t.Fatalf("stopping took %v", took)
+	}
+	m = start(t, dir, "--listen-client-urls=http://"+addr, "--advertise-client-urls=http://"+addr)
+	defer stop(t, m)
+	if _, err := c.Put(ctx, "a", "1"); err != nil {
+		t.Fatal(err)
+	}
+	if w := <-events; len(w.Events) != 1 || string(w.Events[0].Kv.Value) != "1" {
+		t.Fatalf("after the restart: %+v", w)
+	}
+}
