@@ -16,6 +16,7 @@ import (
 	"github.com/engram-kv/engram/internal/lease"
 	"github.com/engram-kv/engram/internal/raftlog"
 	"github.com/engram-kv/engram/internal/rpc"
+	"github.com/engram-kv/engram/internal/state"
 	"github.com/engram-kv/engram/internal/watch"
 	"github.com/engram-kv/engram/internal/web"
 )
@@ -102,6 +103,9 @@ func (m *Member) collectors() []prometheus.Collector {
 		g.WithLabelValues(value).Set(1)
 		return g
 	}
+	counter := func(name, help string, f func(state.Counts) int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(f(m.machine.Counts())) })
+	}
 	usage := func() float64 { return float64(m.Status().UsageBytes) }
 	out := []prometheus.Collector{
 		one("etcd_server_version", "Which version is running: etcd's that this member is compatible with.", "server_version", config.EtcdVersion),
@@ -115,6 +119,10 @@ func (m *Member) collectors() []prometheus.Collector {
 		gauge("etcd_debugging_mvcc_keys_total", "The number of live keys.", func() float64 { return float64(m.machine.Root().Keys()) }),
 		gauge("etcd_debugging_mvcc_current_revision", "The store's newest revision.", func() float64 { return float64(m.machine.Root().Revision()) }),
 		gauge("etcd_debugging_mvcc_compact_revision", "The revision below which history is gone.", func() float64 { return float64(m.machine.Root().CompactRevision()) }),
+		counter("etcd_mvcc_put_total", "The number of keys put.", func(c state.Counts) int64 { return c.Puts }),
+		counter("etcd_mvcc_delete_total", "The number of keys deleted.", func(c state.Counts) int64 { return c.Deletes }),
+		counter("etcd_mvcc_txn_total", "The number of write transactions.", func(c state.Counts) int64 { return c.Txns }),
+		gauge("etcd_debugging_mvcc_total_put_size_in_bytes", "The size of all puts since the start.", func() float64 { return float64(m.machine.Counts().PutBytes) }),
 		gauge("etcd_debugging_auth_revision", "The revision of the auth tables.", func() float64 {
 			a, _, _ := m.machine.Tables()
 			return float64(a.Revision())

@@ -93,6 +93,20 @@ type Machine struct {
 	cmd     command.Command
 
 	now atomic.Pointer[moment]
+
+	puts, deletes, txns, putBytes atomic.Int64
+}
+
+// Counts is how much the machine has done since it was opened.
+type Counts struct {
+	// Puts and Deletes are keys written and removed, Txns the entries that did
+	// so; PutBytes is the size of the puts' keys and values.
+	Puts, Deletes, Txns, PutBytes int64
+}
+
+// Counts returns what was done so far.
+func (m *Machine) Counts() Counts {
+	return Counts{m.puts.Load(), m.deletes.Load(), m.txns.Load(), m.putBytes.Load()}
 }
 
 // moment is what readers pin: everything that a batch published, at once.
@@ -207,10 +221,31 @@ func (m *Machine) Apply(entries []*raftpb.Entry) ([]Result, error) {
 	b.kv.Committed()
 	root := b.kv.Root()
 	m.publish(root)
+	events := b.kv.Events()
+	m.count(events)
 	if m.o.Publisher != nil {
-		m.o.Publisher.Publish(root, b.kv.Events())
+		m.o.Publisher.Publish(root, events)
 	}
 	return results, nil
+}
+
+func (m *Machine) count(events []mvcc.Event) {
+	var puts, txns, size, last int64
+	for i := range events {
+		e := &events[i]
+		if !e.Delete {
+			puts++
+			size += int64(len(e.KV))
+		}
+		if e.Rev.Main != last {
+			last = e.Rev.Main
+			txns++
+		}
+	}
+	m.puts.Add(puts)
+	m.deletes.Add(int64(len(events)) - puts)
+	m.txns.Add(txns)
+	m.putBytes.Add(size)
 }
 
 func (m *Machine) publish(root mvcc.Root) {
