@@ -1,0 +1,177 @@
+package crash
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/engram-kv/engram/internal/consensus"
+	"github.com/engram-kv/engram/internal/server"
+	"github.com/engram-kv/engram/internal/storage"
+)
+
+// mutant breaks a core in one way.
+type mutant struct {
+	name     string
+	noSync   bool // syncs of the raft log do nothing
+	apart    bool // the applied mark is committed after its batch
+	cutEarly bool // the log is cut up to what is applied, durable or not
+}
+
+var mutants = []mutant{{name: "no sync", noSync: true}, {name: "applied mark apart", apart: true}, {name: "log cut early", cutEarly: true}}
+
+// TestMutants shows that TestPowerCut fails when durability is broken.
+func TestMutants(t *testing.T) {
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			const tries = 10
+			found := 0
+			for seed := uint64(1); seed <= tries; seed++ {
+				if err := newWorld(seed, m, seed%2 == 0, map[string]int{}).run(12); err != nil {
+					if found == 0 {
+						t.Logf("seed %d: %.300v", seed, err)
+					}
+					found++
+				}
+			}
+			t.Logf("%d of %d runs found it", found, tries)
+			if found < tries/3 {
+				t.Errorf("only %d of %d runs found the mutant", found, tries)
+			}
+		})
+	}
+}
+
+// TestMemberMutants shows the same of TestMemberPowerCut, and of the audit that
+// it has in common with TestKill9.
+func TestMemberMutants(t *testing.T) {
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			var flags []string
+			if m.noSync {
+				flags = append(flags, "--unsafe-no-fsync")
+			}
+			for seed := uint64(1); seed <= 10; seed++ {
+				rnd := rand.New(rand.NewPCG(seed, 31))
+				err := memberLives(t, seed, 10, func(s *server.Seams) {
+					storageSeam, consensusSeam := s.Storage, s.Consensus
+					s.Storage = func(o *storage.Options) {
+						storageSeam(o)
+						if m.apart {
+							o.CommitVia = func(db *pebble.DB, b *pebble.Batch) error {
+								return commitApart(db, b, func() bool { return rnd.IntN(8) == 0 })
+							}
+						}
+					}
+					s.Consensus = func(o *consensus.Options) {
+						consensusSeam(o)
+						if m.cutEarly {
+							machine := o.Machine
+							o.DurableApplied = func() uint64 { i, _ := machine.Applied(); return i }
+						}
+					}
+				}, flags...)
+				if err != nil {
+					t.Logf("found: %.300v", err)
+					return
+				}
+			}
+			t.Error("no run found the mutant")
+		})
+	}
+}
+
+// forgetful is a file system on which each file is synced once, so that it
+// exists, and its later syncs do nothing.
+type forgetful struct{ vfs.FS }
+
+type forgetfulFile struct {
+	vfs.File
+	synced *bool
+}
+
+func (f forgetfulFile) once(sync func() error) error {
+	if *f.synced {
+		return nil
+	}
+	*f.synced = true
+	return sync()
+}
+
+func (f forgetfulFile) Sync() error              { return f.once(f.File.Sync) }
+func (f forgetfulFile) SyncData() error          { return f.once(f.File.SyncData) }
+func (forgetfulFile) SyncTo(int64) (bool, error) { return true, nil }
+
+func forget(f vfs.File, err error) (vfs.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	return forgetfulFile{f, new(bool)}, nil
+}
+
+func (f forgetful) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return forget(f.FS.Create(name, c))
+}
+
+func (f forgetful) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
+	return forget(f.FS.OpenReadWrite(name, c, o...))
+}
+
+// commitApart commits a batch in two: its effects, and then its applied mark.
+// flush decides whether a flush comes between.
+func commitApart(db *pebble.DB, b *pebble.Batch, flush func() bool) error {
+	effects, mark := db.NewBatch(), db.NewBatch()
+	row := storage.RowKey(storage.TableMeta, []byte(storage.MetaApplied))
+	lower, _ := storage.RevisionBounds(0, 0)
+	for r := b.Reader(); ; {
+		kind, key, value, ok, err := r.Next()
+		if err != nil {
+			return err
+		}
+		if !ok {
+			break
+		}
+		if kind == pebble.InternalKeyKindDelete {
+			if err := effects.Delete(key, nil); err != nil {
+				return err
+			}
+			continue
+		}
+		if kind != pebble.InternalKeyKindSet {
+			return b.Commit(pebble.NoSync) // a step of a compaction, which carries no mark
+		}
+		switch {
+		case bytes.Equal(key, row):
+			err = mark.Set(key, value, nil)
+		case key[0] == lower[0]:
+			record, perr := storage.ParseRevisionValue(value)
+			if perr != nil {
+				return perr
+			}
+			if record.Applied != 0 {
+				if err := mark.Set(row, storage.AppendApplied(nil, record.Applied, record.Term), nil); err != nil {
+					return err
+				}
+				record.Applied, record.Term = 0, 0
+			}
+			err = effects.Set(key, storage.AppendRevisionValue(nil, record), nil)
+		default:
+			err = effects.Set(key, value, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := effects.Commit(pebble.NoSync); err != nil {
+		return err
+	}
+	if flush() { // a memtable may be full between the two
+		if err := db.Flush(); err != nil {
+			return err
+		}
+	}
+	return mark.Commit(pebble.NoSync)
+}
