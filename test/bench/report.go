@@ -1,0 +1,125 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"text/tabwriter"
+)
+
+// report is what a run found.
+type report struct {
+	Short     bool
+	CPUs      int
+	GoVersion string
+	Figures   []measured
+}
+
+// measured is one figure of both systems. Ratio is ours by etcd's, of the medians.
+type measured struct {
+	Scenario, Figure, Unit string
+	MoreIsBetter           bool     `json:",omitempty"`
+	Etcd, Engram           *spread  `json:",omitempty"`
+	Ratio                  *float64 `json:",omitempty"`
+	Target                 *float64 `json:",omitempty"`
+	Verdict                string   // met, MISSED, or empty where no target applies
+}
+
+// spread is a figure over the alternations.
+type spread struct {
+	Min, Median, Max float64
+	Samples          []float64
+}
+
+func newReport(short bool) *report {
+	return &report{Short: short, CPUs: runtime.NumCPU(), GoVersion: runtime.Version()}
+}
+
+// add takes the samples of a scenario, by system.
+func (r *report) add(s scenario, samples map[string][]sample, short bool) {
+	for _, f := range s.figures {
+		m := measured{
+			Scenario: s.name, Figure: f.name, Unit: f.unit, MoreIsBetter: f.more,
+			Etcd: spreadOf(samples[etcdName], f.name), Engram: spreadOf(samples[engramName], f.name),
+		}
+		if m.Etcd != nil && m.Engram != nil && m.Etcd.Median != 0 {
+			ratio := m.Engram.Median / m.Etcd.Median
+			m.Ratio = &ratio
+		}
+		if f.target != 0 {
+			m.Target = &f.target
+		}
+		if f.target != 0 && m.Engram != nil && !(short && f.sized) {
+			m.Verdict = "met"
+			if m.Engram.Median > f.target {
+				m.Verdict = "MISSED"
+			}
+		}
+		r.Figures = append(r.Figures, m)
+	}
+}
+
+// spreadOf returns nil if no sample has the figure.
+func spreadOf(samples []sample, name string) *spread {
+	var all []float64
+	for _, s := range samples {
+		if v, ok := s[name]; ok {
+			all = append(all, v)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	n := len(sorted)
+	return &spread{Min: sorted[0], Median: (sorted[(n-1)/2] + sorted[n/2]) / 2, Max: sorted[n-1], Samples: all}
+}
+
+// print writes the table.
+func (r *report) print(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "scenario\tfigure\tunit\tetcd (min median max)\tengram (min median max)\tengram/etcd\ttarget\t")
+	missed := 0
+	for _, m := range r.Figures {
+		ratio, target := "-", "-"
+		if m.Ratio != nil {
+			ratio = fmt.Sprintf("%.3f", *m.Ratio)
+		}
+		if m.Target != nil {
+			target = number(*m.Target)
+		}
+		if m.Verdict == "MISSED" {
+			missed++
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%v\t%v\t%s\t%s\t%s\n", m.Scenario, m.Figure, m.Unit, m.Etcd, m.Engram, ratio, target, m.Verdict)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	extent := "full size"
+	if r.Short {
+		extent = "short: targets stated for a full store are not judged"
+	}
+	_, err := fmt.Fprintf(out, "%d CPUs, %s, %s; %d figures MISSED their target\n", r.CPUs, r.GoVersion, extent, missed)
+	return err
+}
+
+func (s *spread) String() string {
+	if s == nil {
+		return "-"
+	}
+	return number(s.Min) + " " + number(s.Median) + " " + number(s.Max)
+}
+
+// number prints three or more significant digits.
+func number(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	default:
+		return fmt.Sprintf("%.3g", v)
+	}
+}
