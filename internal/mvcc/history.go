@@ -131,7 +131,7 @@ func (a *eventArena) event(r *logRecord) Event {
 	}
 	a.version = kv.version
 	e := Event{Rev: r.rev, Delete: r.Tombstone}
-	start := len(a.buf)
+	var start int
 	if r.Tombstone {
 		kv = keyValue{key: kv.key, mod: r.rev.Main}
 		a.room(kv.size())

@@ -12,14 +12,15 @@ type keyValue struct {
 	create, mod, version, lease int64
 }
 
-// Protobuf tags of mvccpb.KeyValue: field number << 3 | wire type.
+// Protobuf tags of mvccpb.KeyValue: field number << 3 | wire type, which is 0 for
+// numbers and 2 for bytes.
 const (
 	tagKey     = 1<<3 | 2
-	tagCreate  = 2<<3 | 0
-	tagMod     = 3<<3 | 0
-	tagVersion = 4<<3 | 0
+	tagCreate  = 2 << 3
+	tagMod     = 3 << 3
+	tagVersion = 4 << 3
 	tagValue   = 5<<3 | 2
-	tagLease   = 6<<3 | 0
+	tagLease   = 6 << 3
 )
 
 const maxFieldNumber = 1<<29 - 1

@@ -15,7 +15,6 @@ import (
 // model is a raft log without any cleverness.
 type model struct {
 	contents
-	applied uint64
 }
 
 func (m *model) last() uint64 { return m.compacted.index + uint64(len(m.entries)) }

@@ -81,7 +81,6 @@ type Store struct {
 	db     *pebble.DB
 	cache  *pebble.Cache
 	commit func(db *pebble.DB, b *pebble.Batch) error
-	format []byte
 	closed sync.Once
 }
 

@@ -98,11 +98,6 @@ func (m *model) get(key string, at int64) (Item, bool) {
 	return Item{}, false
 }
 
-func (m *model) live(key string) bool {
-	_, ok := m.get(key, 0)
-	return ok
-}
-
 func (m *model) put(key string, rev Revision, lease int64, size uint32, ref ValueRef) {
 	r := modelRev{Revision: rev, create: rev.Main, version: 1, lease: lease, size: size, ref: ref}
 	if it, ok := m.get(key, 0); ok {
