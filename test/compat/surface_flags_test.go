@@ -152,7 +152,7 @@ var badStarts = []struct {
 	{name: "two bootstraps", code: 1, args: "--initial-cluster=default=http://127.0.0.1:1 --discovery-srv=example.com", text: `multiple discovery or bootstrap flags are set. Choose one of "initial-cluster", "discovery-endpoints" or "discovery-srv"`},
 	{name: "half a discovery", code: 1, args: "--discovery-token=t", text: "both --discovery-token and --discovery-endpoints must be set"},
 	{name: "compaction mode", code: 1, args: "--auto-compaction-mode=foo", text: `unknown auto-compaction-mode "foo"`},
-	{name: "compaction retention", code: 1, args: "--auto-compaction-retention=foo", text: "error parsing CompactionRetention: "},
+	{name: "compaction retention", code: 1, args: "--auto-compaction-retention=foo --listen-peer-urls=http://127.0.0.1:0 --listen-client-urls=http://127.0.0.1:0 --advertise-client-urls=http://127.0.0.1:0", text: "error parsing CompactionRetention: "},
 	{name: "hash check", code: 1, args: "--compact-hash-check-time=0s", text: "--compact-hash-check-time must be >0 (set to 0s)"},
 	{name: "gate without its gate", code: 1, args: "--feature-gates=LeaseCheckpointPersist=true", text: "enabling feature gate LeaseCheckpointPersist requires enabling feature gate LeaseCheckpoint"},
 	{name: "log format", code: 1, args: "--log-format=foo", text: "unknown log format: foo, supported values json, console"},
