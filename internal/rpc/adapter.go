@@ -39,7 +39,7 @@ const (
 // added to this package's own, for credentials and stream limits, say.
 func (s *Server) NewGRPC(options ...grpc.ServerOption) *grpc.Server {
 	own := []grpc.ServerOption{
-		grpc.ForceServerCodecV2(frameCodec{encoding.GetCodecV2(proto.Name), s.metrics}),
+		grpc.ForceServerCodecV2(frameCodec{encoding.GetCodecV2(proto.Name), s.metrics, s.unread}),
 		grpc.MaxRecvMsgSize(s.o.MaxRequestBytes + receiveSlack),
 		grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.MaxConcurrentStreams(math.MaxUint32),
@@ -115,6 +115,7 @@ type frame struct {
 	data []byte
 	sent func()  // called once, when data has left memory; may be nil
 	conn *unsent // of the connection that it is sent on; may be nil
+	room bool    // sent gives back room that other answers may wait for
 }
 
 // frameCodec passes frames through and has the generated messages encoded by
@@ -122,6 +123,7 @@ type frame struct {
 type frameCodec struct {
 	messages encoding.CodecV2
 	metrics  *Metrics
+	unread   *unread
 }
 
 func (c frameCodec) Name() string { return c.messages.Name() }
@@ -137,6 +139,9 @@ func (c frameCodec) Marshal(v any) (mem.BufferSlice, error) {
 	if f.sent == nil || f.conn == nil || mem.IsBelowBufferPoolingThreshold(cap(f.data)) {
 		f.Put(nil) // nobody would tell
 		return mem.BufferSlice{mem.SliceBuffer(f.data)}, nil
+	}
+	if f.room {
+		f.sent = c.unread.hold(f.conn, f.sent)
 	}
 	f.sent = f.conn.hold(f.sent)
 	return mem.BufferSlice{mem.NewBuffer(&f.data, f)}, nil
@@ -226,7 +231,7 @@ func finishUnary(ctx context.Context, call *Call, o outcome) (*frame, error) {
 		}
 		return nil, o.err
 	}
-	return &frame{data: o.raw, sent: call.Sent, conn: connOf(ctx)}, nil
+	return &frame{data: o.raw, sent: call.Sent, conn: connOf(ctx), room: true}, nil
 }
 
 // sender serves a method that answers with a stream.
@@ -238,7 +243,7 @@ func sender(h SenderHandler) grpc.StreamHandler {
 		}
 		call, conn := callFrom(stream.Context()), connOf(stream.Context())
 		return h(call, in.data, func(raw []byte, sent func()) error {
-			return stream.SendMsg(&frame{data: raw, sent: sent, conn: conn})
+			return stream.SendMsg(&frame{data: raw, sent: sent, conn: conn, room: true})
 		})
 	}
 }

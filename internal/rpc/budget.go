@@ -19,6 +19,7 @@ type budget struct {
 	limit   int64 // bytes
 	waiting int   // longest line
 	now     func() time.Time
+	scarce  func() // called when somebody waits, or waited in vain; may be nil
 
 	mu   sync.Mutex
 	free int64
@@ -60,6 +61,9 @@ func (b *budget) acquire(n int64, deadline time.Time, grant func(error)) {
 	b.line = append(b.line, c)
 	c.timer = time.AfterFunc(deadline.Sub(b.now()), func() { b.expire(c) })
 	b.mu.Unlock()
+	if b.scarce != nil {
+		b.scarce()
+	}
 }
 
 // try takes n bytes if they are free and nobody waits.
@@ -132,6 +136,9 @@ func (b *budget) expire(c *claim) {
 	b.line = slices.Delete(b.line, at, at+1)
 	granted := b.advance()
 	b.mu.Unlock()
+	if b.scarce != nil {
+		b.scarce()
+	}
 	c.grant(fmt.Errorf("%w: the answers in flight took all of %d bytes until its deadline", errBusy, b.limit))
 	for _, grant := range granted {
 		grant(nil)

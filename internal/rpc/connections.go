@@ -3,6 +3,8 @@ package rpc
 import (
 	"net"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // Listen returns l with its connections tied to the calls that they carry.
@@ -18,7 +20,11 @@ func (l tiedListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &tiedConn{Conn: c, addr: tiedAddr{c.RemoteAddr(), &unsent{held: map[*func()]struct{}{}}}}, nil
+	u := &unsent{held: map[*func()]struct{}{}}
+	tied := &tiedConn{Conn: c, addr: tiedAddr{c.RemoteAddr(), u}}
+	u.wrote.Store(time.Now().UnixNano())
+	u.close = func() { _ = tied.Close() }
+	return tied, nil
 }
 
 // tiedConn releases what was to be sent on it when it is closed. Calls find it
@@ -29,6 +35,13 @@ type tiedConn struct {
 }
 
 func (c *tiedConn) RemoteAddr() net.Addr { return c.addr }
+
+// Write notes when the client last took something.
+func (c *tiedConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.addr.unsent.wrote.Store(time.Now().UnixNano())
+	return n, err
+}
 
 func (c *tiedConn) Close() error {
 	err := c.Conn.Close()
@@ -43,6 +56,9 @@ type tiedAddr struct {
 
 // unsent is the responses that a connection has still to send.
 type unsent struct {
+	wrote atomic.Int64 // when something was last written, Unix ns
+	close func()       // closes the connection
+
 	mu      sync.Mutex
 	held    map[*func()]struct{}
 	dropped bool
@@ -80,5 +96,54 @@ func (u *unsent) drop() {
 	u.mu.Unlock()
 	for sent := range held {
 		(*sent)()
+	}
+}
+
+// unread knows the connections that have large answers to send. When others
+// find no room for theirs it closes those on which nothing has moved for long: a
+// client that was stopped, say, would hold its room for as long as it is there.
+type unread struct {
+	stall time.Duration
+
+	mu    sync.Mutex
+	conns map[*unsent]int // answers held
+	swept time.Time
+}
+
+func newUnread(stall time.Duration) *unread {
+	return &unread{stall: stall, conns: map[*unsent]int{}}
+}
+
+// hold counts an answer on a connection until the function that it returns,
+// which calls sent, is called.
+func (u *unread) hold(c *unsent, sent func()) func() {
+	u.mu.Lock()
+	if u.conns[c]++; u.conns[c] == 1 {
+		c.wrote.Store(time.Now().UnixNano()) // it had nothing to write before
+	}
+	u.mu.Unlock()
+	return func() {
+		u.mu.Lock()
+		if u.conns[c]--; u.conns[c] == 0 {
+			delete(u.conns, c)
+		}
+		u.mu.Unlock()
+		sent()
+	}
+}
+
+// sweep closes the connections that hold answers and do not move.
+func (u *unread) sweep() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	now := time.Now()
+	if now.Sub(u.swept) < u.stall/10 {
+		return
+	}
+	u.swept = now
+	for c := range u.conns {
+		if now.Sub(time.Unix(0, c.wrote.Load())) > u.stall {
+			go c.close() // which may wait for a last write
+		}
 	}
 }

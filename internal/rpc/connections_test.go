@@ -104,3 +104,35 @@ func TestUnsentOfClosedConnection(t *testing.T) {
 		t.Fatalf("on a closed connection: called %d times", calls)
 	}
 }
+
+// TestUnreadAnswersLoseTheirConnection has a client, stopped it seems, hold room
+// while another waits for it: not for ever.
+func TestUnreadAnswersLoseTheirConnection(t *testing.T) {
+	m := start(t, func(o *Options) {
+		o.ResponseBytes, o.InlineBytes, o.MaxRequestBytes = 200<<10, 1<<10, 40<<10
+		o.RequestTimeout, o.StreamStall = 100*time.Millisecond, 300*time.Millisecond
+	})
+	m.fill(t, 20)
+	conn := m.unread(t, t.Context())
+	defer conn.Close()
+	all := &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l")}
+	refused := 0
+	for began := time.Now(); ; refused++ {
+		got, err := m.kv.Range(t.Context(), all)
+		if err == nil {
+			if len(got.Kvs) != 20 {
+				t.Errorf("%d keys", len(got.Kvs))
+			}
+			break
+		}
+		if status.Code(err) != codes.ResourceExhausted {
+			t.Fatal(err)
+		}
+		if time.Since(began) > 10*time.Second {
+			t.Fatal("the room is still held by a client that reads nothing")
+		}
+	}
+	if refused == 0 {
+		t.Error("the answer that was not read held no room")
+	}
+}

@@ -295,6 +295,9 @@ func startOn(t *testing.T, e *engine, change func(*Options)) *served {
 		if n := m.s.room.available(); n != m.s.o.ResponseBytes {
 			t.Errorf("%d of %d bytes of room were not given back", m.s.o.ResponseBytes-n, m.s.o.ResponseBytes)
 		}
+		if n := m.s.small.available(); n != m.s.small.limit {
+			t.Errorf("%d of %d bytes of room for small answers were not given back", m.s.small.limit-n, m.s.small.limit)
+		}
 	})
 	return m
 }

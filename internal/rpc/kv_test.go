@@ -452,6 +452,43 @@ func TestResponseRoom(t *testing.T) {
 	}
 }
 
+// Lists that hold all the room, and others that wait for theirs, must not hold
+// up those who read a key.
+func TestSmallAnswersPassTheLine(t *testing.T) {
+	m := start(t, func(o *Options) { o.ResponseBytes, o.InlineBytes = 200<<10, 4<<10 })
+	m.put(t, "a", "1")
+	m.fill(t, 20)
+	if !m.s.room.try(m.s.o.ResponseBytes) {
+		t.Fatal("the room is not free")
+	}
+	defer m.s.room.release(m.s.o.ResponseBytes)
+	listed := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := m.kv.Range(ctx, &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l")})
+		listed <- err
+	}()
+	defer func() { cancel(); <-listed }()
+	for waiting := 0; waiting == 0; {
+		m.s.room.mu.Lock()
+		waiting = len(m.s.room.line)
+		m.s.room.mu.Unlock()
+	}
+	for range 3 {
+		short, stop := context.WithTimeout(ctx, 3*time.Second)
+		got, err := m.kv.Range(short, &pb.RangeRequest{Key: []byte("a")})
+		stop()
+		if err != nil || len(got.Kvs) != 1 {
+			t.Fatalf("a key beside lists that wait: %v, %v", got, err)
+		}
+	}
+	select {
+	case err := <-listed:
+		t.Fatalf("the list did not wait: %v", err)
+	default:
+	}
+}
+
 // TestPlaces bounds the requests that may need a worker: a write is refused
 // before it is made.
 func TestPlaces(t *testing.T) {

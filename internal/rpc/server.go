@@ -79,7 +79,9 @@ type Options struct {
 	// StreamMessages and StreamBytes bound what one bidirectional stream may
 	// have queued for its client; default 128 and 4 MiB. StreamsBytes bounds
 	// it for all streams together; default 128 MiB. When that is used up,
-	// streams that nobody read for StreamStall, default 10 s, are ended.
+	// streams that nobody read for StreamStall, default 10 s, are ended; and
+	// when ResponseBytes are, connections that have answers to send and on which
+	// nothing moved for that long are closed.
 	StreamMessages, StreamBytes int
 	StreamsBytes                int
 	StreamStall                 time.Duration
@@ -130,6 +132,7 @@ type Server struct {
 	answers *pool
 	room    *budget
 	small   *budget // for answers of at most InlineBytes
+	unread  *unread
 	leader  *leaderWatch
 	streams *outboxBudget
 	senders map[string]SenderHandler
@@ -146,9 +149,11 @@ func New(o Options) *Server {
 		room:    newBudget(o.ResponseBytes, o.PendingAnswers, o.Clock.Now),
 		small:   newBudget(max(o.ResponseBytes/smallShare, o.InlineBytes), o.PendingAnswers, o.Clock.Now),
 		leader:  newLeaderWatch(o.Consensus, o.Clock, o.ElectionTimeout),
+		unread:  newUnread(o.StreamStall),
 		streams: newOutboxBudget(o.StreamsBytes, o.StreamStall, o.Clock.Now),
 		slow:    &slowCalls{},
 	}
+	s.room.scarce = s.unread.sweep
 	s.senders = map[string]SenderHandler{
 		"/etcdserverpb.KV/RangeStream": s.rangeStream,
 	}

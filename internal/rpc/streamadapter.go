@@ -101,6 +101,7 @@ func (a *adaptedStream) read() {
 
 func (a *adaptedStream) write(ctx context.Context) {
 	// Who waits for the bytes of others looks now and then if those move.
+	conn := connOf(ctx)
 	again := a.s.o.Clock.NewTimer(a.s.o.StreamStall)
 	defer again.Stop()
 	for {
@@ -128,7 +129,7 @@ func (a *adaptedStream) write(ctx context.Context) {
 				break
 			}
 			began := a.s.o.Clock.Now()
-			if err := a.stream.SendMsg(&frame{data: m.join()}); err != nil {
+			if err := a.send(ctx, conn, m.join()); err != nil {
 				a.failed("send", err)
 				return
 			}
@@ -138,6 +139,28 @@ func (a *adaptedStream) write(ctx context.Context) {
 				return
 			}
 		}
+	}
+}
+
+// waitedFor is the size from which on a message is waited for till it has left
+// memory.
+const waitedFor = 64 << 10
+
+// send sends one message. Grpc-go takes one of any size, to keep till the client
+// reads; of a large one that memory must stay counted.
+func (a *adaptedStream) send(ctx context.Context, conn *unsent, data []byte) error {
+	if len(data) < waitedFor {
+		return a.stream.SendMsg(&frame{data: data})
+	}
+	left := make(chan struct{})
+	if err := a.stream.SendMsg(&frame{data: data, sent: func() { close(left) }, conn: conn}); err != nil {
+		return err
+	}
+	select {
+	case <-left:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

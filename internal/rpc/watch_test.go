@@ -128,7 +128,7 @@ func startWatchMember(t *testing.T, o Options, ho watch.Options) *watchMember {
 	}
 	m.addr = l.Addr().String()
 	served := make(chan error, 1)
-	go func() { served <- g.Serve(l) }()
+	go func() { served <- g.Serve(Listen(l)) }()
 	if m.conn, err = grpc.NewClient(m.addr, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
 		t.Fatal(err)
 	}
@@ -334,10 +334,45 @@ func TestWatchStream(t *testing.T) {
 	}
 }
 
+// A large message that the client does not take stays counted till it is gone:
+// grpc-go would keep one for each stream.
+func TestUnreadEventStaysCounted(t *testing.T) {
+	m := startWatchMember(t, Options{}, watch.Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	stream, err := pb.NewWatchClient(m.conn).Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	create := &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{Key: []byte("x")}}
+	if err := stream.Send(&pb.WatchRequest{RequestUnion: create}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	m.put("x", strings.Repeat("v", 1<<20))
+	for tries := 0; m.streamBytes() < 1<<20; tries++ {
+		if tries == 5000 {
+			t.Fatal("the event was never counted, or no longer is")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	for range 100 { // what grpc-go has taken is not gone
+		time.Sleep(time.Millisecond)
+		if used := m.streamBytes(); used < 1<<20 {
+			t.Fatalf("%d bytes are counted while the client reads nothing", used)
+		}
+	}
+	cancel()
+	for m.streamBytes() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+}
+
 func TestWatchMalformed(t *testing.T) {
 	m := startWatchMember(t, Options{}, watch.Options{})
 	desc := &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
-	stream, err := m.conn.NewStream(t.Context(), desc, "/etcdserverpb.Watch/Watch", grpc.ForceCodecV2(frameCodec{encoding.GetCodecV2(proto.Name), NewMetrics(false)}))
+	stream, err := m.conn.NewStream(t.Context(), desc, "/etcdserverpb.Watch/Watch", grpc.ForceCodecV2(frameCodec{encoding.GetCodecV2(proto.Name), NewMetrics(false), nil}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -103,9 +103,11 @@ func newEntries(events []mvcc.Event) (entries []entry, bytes int) {
 
 func (e *entry) init(ev mvcc.Event, plain []byte) {
 	kv := plain[len(plain)-len(ev.KV):]
-	key := bytes.Clone(ev.Key)
+	var key []byte
 	if at := 1 + protowire.SizeVarint(uint64(len(ev.Key))); at+len(ev.Key) <= len(kv) && bytes.Equal(kv[at:at+len(ev.Key)], ev.Key) {
 		key = kv[at : at+len(ev.Key) : at+len(ev.Key)]
+	} else {
+		key = bytes.Clone(ev.Key)
 	}
 	ev.Key, ev.KV = key, kv
 	e.event, e.plain = ev, plain
