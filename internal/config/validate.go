@@ -33,6 +33,9 @@ func (c *Config) Validate() error {
 	if c.Name == "" {
 		bad("--name must not be empty")
 	}
+	if c.ResponseBytes == 0 {
+		bad("--response-bytes=0 would leave no room for any answer: give at least 1MiB")
+	}
 	if c.IsSet("listen-client-urls") && !c.IsSet("advertise-client-urls") {
 		bad("--advertise-client-urls is required when --listen-client-urls is set explicitly")
 	}

@@ -204,8 +204,8 @@ type size struct{ p *int64 }
 
 func (v size) Set(s string) error {
 	n, err := humanize.ParseBytes(s)
-	if err != nil || n > math.MaxInt64 {
-		return errors.New("want a size such as 256MiB")
+	if err != nil || n > math.MaxInt64 || n != 0 && n < 1<<20 {
+		return errors.New("want a size of at least 1MiB such as 256MiB, or 0")
 	}
 	*v.p = int64(n)
 	return nil

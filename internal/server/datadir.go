@@ -16,6 +16,10 @@ const (
 	logDir   = "log"   // segments of the raft log
 	indexDir = "index" // checkpoints of the in-memory index
 	lockFile = "LOCK"  // held while a process uses the directory
+	// identityFile says whose directory it is. It appears once the raft log has
+	// seen the birth of the cluster, and lies outside of it on purpose: a
+	// directory that lost its log must not look like a new one.
+	identityFile = "IDENTITY"
 
 	logLockFile = "LOG-LOCK" // the same for the log's, which may lie elsewhere
 )
@@ -108,3 +112,49 @@ func (d *dataDir) join(name string) string { return d.fs.PathJoin(d.path, name) 
 
 // Close releases the lock.
 func (d *dataDir) Close() error { return d.lock.Close() }
+
+// identityFormat is the text of the identity file.
+const identityFormat = "cluster %x\nmember %x\n"
+
+// readIdentity returns what the identity file says; ok is false if there is none.
+func (d *dataDir) readIdentity() (id identity, ok bool, err error) {
+	path := d.join(identityFile)
+	f, err := d.fs.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return identity{}, false, nil
+	}
+	if err != nil {
+		return identity{}, false, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	text, err := io.ReadAll(f)
+	if err != nil {
+		return identity{}, false, fmt.Errorf("%s: %w", path, err)
+	}
+	if _, err := fmt.Sscanf(string(text), identityFormat, &id.cluster, &id.member); err != nil {
+		return identity{}, false, fmt.Errorf("%s: %q names no cluster and member: delete the file if the raft log is in place: %w", path, text, err)
+	}
+	return id, true, nil
+}
+
+// writeIdentity writes the identity file, whole or not at all.
+func (d *dataDir) writeIdentity(id identity) error {
+	path, temp := d.join(identityFile), d.join(identityFile+".tmp")
+	f, err := d.fs.Create(temp, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(f, identityFormat, id.cluster, id.member)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = d.fs.Rename(temp, path)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	dir, err := d.fs.OpenDir(d.path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

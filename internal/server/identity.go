@@ -68,6 +68,13 @@ func (m *Member) openConsensus(metrics *metrics) error {
 	if !exists && applied > 0 {
 		return fmt.Errorf("the store in %s has applied index %d but %s holds no raft log: put the log back, or restore a backup into an empty directory", m.dir.path, applied, dir)
 	}
+	known, born, err := m.dir.readIdentity()
+	if err != nil {
+		return err
+	}
+	if !exists && born {
+		return fmt.Errorf("%s belongs to member %x, but %s holds no raft log: put the log back, or restore a backup into an empty directory", m.dir.path, known.member, dir)
+	}
 	if m.logDir, err = openLogDir(fs, dir); err != nil {
 		return err
 	}
@@ -96,6 +103,13 @@ func (m *Member) openConsensus(metrics *metrics) error {
 	}
 	whose := m.raftLog.Identity()
 	m.id = identity{cluster: whose.ClusterID, member: whose.MemberID}
+	if !born {
+		if err := m.dir.writeIdentity(m.id); err != nil {
+			return err
+		}
+	} else if m.id != known {
+		return fmt.Errorf("%s belongs to member %x, the raft log in %s to member %x: put the log back that belongs to the store", m.dir.path, known.member, dir, m.id.member)
+	}
 	m.ids = consensus.NewIDs(m.id.member, time.Now())
 	m.durable.Store(applied) // what was read at start is on disk
 

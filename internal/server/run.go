@@ -51,6 +51,7 @@ func (m *Member) startWorkers(ctx context.Context) {
 	work("compaction", m.compact)
 	work("reclaim", m.reclaimSpace)
 	work("quota", plain(m.raiseAlarms))
+	work("memory limit", plain(m.limitMemory))
 }
 
 // flush makes durable what was applied, when consensus asks. It is not done on

@@ -115,7 +115,6 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 			err = errors.Join(err, m.close(stopGrace))
 		}
 	}()
-	limitMemory()
 	if err := m.openDisk(); err != nil {
 		return nil, err
 	}
@@ -147,11 +146,32 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 // ClientAddrs are the addresses that clients are served on, as bound.
 func (m *Member) ClientAddrs() []string { return m.edge.clientAddrs() }
 
-// limitMemory keeps the garbage collector within nine tenths of what the
-// process may use, unless the operator said otherwise.
-func limitMemory() {
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(config.MemoryLimit() / 10 * 9)
+const (
+	// limitEvery is the time between two settings of the memory limit.
+	limitEvery = 10 * time.Second
+	// memtableBytes is what unflushed records may take, bytesPerKey what the
+	// index takes for a key with some history; both generously.
+	memtableBytes = 5 * 64 << 20
+	bytesPerKey   = 256
+)
+
+// limitMemory keeps the garbage collector within --memory-budget, what comes on
+// top of it (index and memtables), and in any case nine tenths of what the
+// process may use, unless the operator said otherwise by GOMEMLIMIT.
+func (m *Member) limitMemory(ctx context.Context) {
+	if os.Getenv("GOMEMLIMIT") != "" {
+		return
+	}
+	most := config.MemoryLimit()
+	t := m.clock.NewTicker(limitEvery)
+	defer t.Stop()
+	for {
+		debug.SetMemoryLimit(min(most/10*9, m.cfg.MemoryBudget.Of(most)+memtableBytes+bytesPerKey*m.machine.Root().Keys()))
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C():
+		}
 	}
 }
 
@@ -162,12 +182,16 @@ type budgets struct {
 
 func (m *Member) budgets() budgets {
 	total := m.cfg.MemoryBudget.Of(config.MemoryLimit())
+	responses := m.cfg.ResponseBytes
+	if !m.cfg.IsSet("response-bytes") {
+		responses = min(responses, max(16<<20, total/8))
+	}
 	return budgets{
 		values:       total / 2,
 		blockCache:   max(8<<20, total/8),
 		logCache:     min(max(4<<20, total/32), 128<<20),
 		recentEvents: min(max(4<<20, total/32), 128<<20),
-		responses:    min(m.cfg.ResponseBytes, max(16<<20, total/8)),
+		responses:    responses,
 	}
 }
 
@@ -182,7 +206,8 @@ func (m *Member) openDisk() (err error) {
 	}
 	m.store, err = storage.Open(through(m.seams.Storage, storage.Options{
 		FS: fs, Dir: m.dir.join(storeDir), CacheBytes: m.budgets().blockCache, Logger: m.log,
-		OnFlush: func() { notify(m.flushed) },
+		OnFlush:      func() { notify(m.flushed) },
+		OnCorruption: m.fail,
 		OnFatal: func(err error) {
 			m.log.Error("the store cannot go on, the process ends", "error", err)
 			os.Exit(1)

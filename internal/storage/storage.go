@@ -18,6 +18,8 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"os"
+	"strings"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -37,6 +39,9 @@ type Iterator = pebble.Iterator
 
 // ErrNotFound says that a key is absent.
 var ErrNotFound = pebble.ErrNotFound
+
+// ErrDamaged says that the store's files are not what was written.
+var ErrDamaged = errors.New("storage: damaged")
 
 // ErrFormat says that the store was written in another format.
 var ErrFormat = errors.New("storage: unknown format version")
@@ -59,6 +64,9 @@ type Options struct {
 	// OnFatal is called when Pebble cannot go on (it lost its MANIFEST, say).
 	// It must not return; nil means panic.
 	OnFatal func(error)
+	// OnCorruption is called when a block on disk is not what was written. It
+	// must not block. The member should stop: what else is lost nobody knows.
+	OnCorruption func(error)
 	// OnBackgroundError is called on each failed flush or compaction, which
 	// Pebble will retry. It must not block.
 	OnBackgroundError func(error)
@@ -102,6 +110,10 @@ func Open(o Options) (*Store, error) {
 		o.CommitVia = func(_ *pebble.DB, b *pebble.Batch) error { return b.Commit(pebble.NoSync) }
 	}
 	s := &Store{cache: pebble.NewCache(o.CacheBytes), commit: o.CommitVia}
+	if err := checkMarker(o.FS, o.Dir); err != nil {
+		s.cache.Unref()
+		return nil, err
+	}
 	db, err := pebble.Open(o.Dir, s.pebbleOptions(o))
 	if err != nil {
 		s.cache.Unref()
@@ -112,6 +124,31 @@ func Open(o Options) (*Store, error) {
 		return nil, errors.Join(err, s.Abandon())
 	}
 	return s, nil
+}
+
+// checkMarker refuses a directory with tables and without the marker that names
+// their MANIFEST: Pebble would take it for new and delete the tables.
+func checkMarker(fs FS, dir string) error {
+	names, err := fs.List(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("storage: open %s: %w", dir, err)
+	}
+	table := ""
+	for _, name := range names {
+		if strings.HasPrefix(name, "marker.manifest.") {
+			return nil
+		}
+		if strings.HasSuffix(name, ".sst") {
+			table = name
+		}
+	}
+	if table == "" {
+		return nil
+	}
+	return fmt.Errorf("%w: %s holds %s but no marker.manifest.* file: put it back, or restore a backup", ErrDamaged, dir, table)
 }
 
 func (s *Store) pebbleOptions(o Options) *pebble.Options {
@@ -128,7 +165,9 @@ func (s *Store) pebbleOptions(o Options) *pebble.Options {
 			}
 		},
 		DataCorruption: func(i pebble.DataCorruptionInfo) {
-			o.Logger.Error("corrupt data on disk", "file", i.Path, "error", i.Details)
+			if o.OnCorruption != nil {
+				o.OnCorruption(fmt.Errorf("%w: %s is damaged (%v): restore a backup, or rebuild this member from its peers", ErrDamaged, i.Path, i.Details))
+			}
 		},
 	}
 	po := &pebble.Options{

@@ -406,3 +406,30 @@ func checkCrash(t *testing.T, fs *vfs.MemFS, w crashWorkload, durable, committed
 	}
 	return n
 }
+
+// TestStoreWithoutMarkerIsRefused: Pebble takes a directory without the marker
+// for a new one, and deletes its tables.
+func TestStoreWithoutMarkerIsRefused(t *testing.T) {
+	fs := vfs.NewMem()
+	s, err := Open(Options{FS: fs, Dir: "d"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	names, err := fs.List("d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if strings.HasPrefix(name, "marker.manifest.") {
+			if err := fs.Remove("d/" + name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := Open(Options{FS: fs, Dir: "d"}); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), ".sst") {
+		t.Fatalf("opened, or refused without a reason: %v", err)
+	}
+}
