@@ -84,10 +84,15 @@ func Run(ctx context.Context, name string, args []string, s Streams) int {
 	if e, ok := errors.AsType[*exitError](err); ok {
 		if e.err != nil {
 			fmt.Fprintln(s.Err, "Error:", e.err)
+			t.tellHint(e.err)
 		}
 		return e.code
 	}
 	fmt.Fprintln(s.Err, "Error:", err)
+	t.tellHint(err)
+	if hint := laterHint(args); hint != "" {
+		fmt.Fprintln(s.Err, "Hint:", hint)
+	}
 	if e, ok := errors.AsType[*usageError](err); ok {
 		e.print(s.Err)
 	}
@@ -95,6 +100,13 @@ func Run(ctx context.Context, name string, args []string, s Streams) int {
 		fmt.Fprintf(s.Err, "Run '%s --help' for usage.\n", name)
 	}
 	return exitFailed
+}
+
+// tellHint adds what a person at the terminal would look at next.
+func (t *tool) tellHint(err error) {
+	if hint := t.hint(err); hint != "" {
+		fmt.Fprintln(t.err, "Hint:", hint)
+	}
 }
 
 // tool is one run. Its methods are the commands.

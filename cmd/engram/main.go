@@ -49,6 +49,17 @@ func run(name string, args []string) int {
 }
 
 func serve(calledAs string, args []string) int {
+	if calledAs == "engram" && len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		switch args[0] {
+		case "help":
+			args = []string{"--help"}
+		case "version":
+			args = []string{"--version"}
+		default:
+			fmt.Fprintf(os.Stderr, "engram starts a member and knows no command %q: did you mean 'engram ctl %s'? See 'engram --help'.\n", args[0], strings.Join(args, " "))
+			return 1
+		}
+	}
 	cfg, err := config.Parse(calledAs, args, os.Environ())
 	switch {
 	case errors.Is(err, config.ErrHelp):

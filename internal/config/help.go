@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"runtime/debug"
 	"strings"
 )
 
@@ -14,7 +15,7 @@ func WriteHelp(w io.Writer, calledAs string) {
 	if calledAs == "engram" {
 		fmt.Fprint(w, "  engram ctl …\n      The client tool (also when called as etcdctl).\n\n")
 	}
-	fmt.Fprintf(w, "  %s --config-file\n      Path of a config file (YAML or JSON). It replaces all other options.\n\n", calledAs)
+	fmt.Fprintf(w, "  %s --config-file PATH\n      Path of a config file (YAML or JSON). It replaces all other options.\n\n", calledAs)
 	fmt.Fprint(w, "Each option may also be given as environment variable ETCD_… or ENGRAM_… (upper case, - as _).\n")
 	c := Default(calledAs)
 	for _, g := range table {
@@ -54,7 +55,19 @@ func WriteVersion(w io.Writer, calledAs string) {
 	for _, l := range lines {
 		fmt.Fprintln(w, l)
 	}
-	fmt.Fprintf(w, "Git SHA: not recorded\nGo Version: %s\nGo OS/Arch: %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	fmt.Fprintf(w, "Git SHA: %s\nGo Version: %s\nGo OS/Arch: %s/%s\n", commit(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// commit is what the build recorded of its source.
+func commit() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				return s.Value
+			}
+		}
+	}
+	return "not recorded (built without version control)"
 }
 
 // WriteReference prints the options as the table of docs/options.md.

@@ -143,8 +143,10 @@ const tablesBytes = 4 << 10
 // Status implements rpc.Maintenance.
 func (m *Member) Status() rpc.StoreStatus {
 	_, members, _ := m.machine.Tables()
+	usage := tablesBytes + m.machine.Root().UsageBytes()
 	s := rpc.StoreStatus{
-		SizeBytes: int64(m.store.DiskBytes()), UsageBytes: tablesBytes + m.machine.Root().UsageBytes(), QuotaBytes: m.cfg.Quota(),
+		// What is not flushed yet is in use and in no file: never tell less than that.
+		SizeBytes: max(int64(m.store.DiskBytes()), usage), UsageBytes: usage, QuotaBytes: m.cfg.Quota(),
 		Version: config.EtcdVersion, ClusterVersion: minorOf(members.Version()),
 		Downgrade: &pb.DowngradeInfo{Enabled: members.Downgrade().Enabled, TargetVersion: members.Downgrade().Target},
 	}

@@ -114,7 +114,7 @@ func (m *Member) collectors() []prometheus.Collector {
 		one("etcd_server_id", "The member's id in hexadecimal.", "server_id", fmt.Sprintf("%x", m.id.member)),
 		one("etcd_cluster_version", "Which version the cluster agreed on.", "cluster_version", minorOf(config.ClusterVersion)),
 		gauge("etcd_server_quota_backend_bytes", "The quota in force, in bytes.", func() float64 { return float64(m.cfg.Quota()) }),
-		gauge("etcd_mvcc_db_total_size_in_bytes", "What the store's files occupy on disk.", func() float64 { return float64(m.store.DiskBytes()) }),
+		gauge("etcd_mvcc_db_total_size_in_bytes", "What the store's files occupy on disk, or what is in use if that is more and not flushed yet.", func() float64 { return float64(m.Status().SizeBytes) }),
 		gauge("etcd_mvcc_db_total_size_in_use_in_bytes", "What lives in the store: values and the history that is kept.", usage),
 		gauge("etcd_debugging_mvcc_keys_total", "The number of live keys.", func() float64 { return float64(m.machine.Root().Keys()) }),
 		gauge("etcd_debugging_mvcc_current_revision", "The store's newest revision.", func() float64 { return float64(m.machine.Root().Revision()) }),

@@ -228,7 +228,8 @@ func saidLines(stderr string) string {
 	var b strings.Builder
 	for line := range strings.SplitSeq(stderr, "\n") {
 		switch {
-		case strings.HasPrefix(line, "{"), strings.HasPrefix(line, "Usage:"), strings.HasPrefix(line, "  "), strings.HasPrefix(line, "Flags:"),
+		case strings.HasPrefix(line, "Hint:"), // a line of ours that etcdctl has not
+			strings.HasPrefix(line, "{"), strings.HasPrefix(line, "Usage:"), strings.HasPrefix(line, "  "), strings.HasPrefix(line, "Flags:"),
 			strings.HasPrefix(line, "Use "), strings.HasPrefix(line, "unknown "), strings.HasPrefix(line, "invalid argument"), line == "":
 		default:
 			b.WriteString(line + "\n")
