@@ -30,8 +30,6 @@ const (
 	stalledAfter = time.Second
 	// checkpointsPerEntry bounds the leases in one LeaseCheckpoint.
 	checkpointsPerEntry = 1000
-	// compactEvery is the time between two questions to the Compactor.
-	compactEvery = 10 * time.Second
 )
 
 // MaxRevokes bounds the revocations in flight.
@@ -109,7 +107,6 @@ func (k *Keeper) Run(ctx context.Context) {
 	ticker := k.o.Clock.NewTicker(pass)
 	defer ticker.Stop()
 	k.last = k.o.Clock.Now()
-	nextCompact := k.last
 	for {
 		select {
 		case <-ctx.Done():
@@ -129,10 +126,7 @@ func (k *Keeper) Run(ctx context.Context) {
 			continue
 		}
 		k.leases(ctx, now, ticker.C())
-		if !now.Before(nextCompact) {
-			nextCompact = now.Add(compactEvery)
-			k.compact(now)
-		}
+		k.compact(now)
 	}
 }
 

@@ -216,3 +216,32 @@ func TestDamageStopsTheMember(t *testing.T) {
 		t.Fatalf("a damaged table: %v", err)
 	}
 }
+
+// TestAutoCompaction: with a second of history to keep, older history goes
+// without being asked for, and what is live stays.
+func TestAutoCompaction(t *testing.T) {
+	m := start(t, filepath.Join(t.TempDir(), "data"), "--auto-compaction-mode=periodic", "--auto-compaction-retention=1s")
+	defer stop(t, m)
+	c := client(t, m)
+	for i := range 10 {
+		if _, err := c.Put(t.Context(), "a", fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A watch from the first revision is told when that is gone.
+	for began := time.Now(); ; {
+		w := <-c.Watch(t.Context(), "a", clientv3.WithRev(2))
+		if w.CompactRevision > 2 {
+			break
+		}
+		if time.Since(began) > 20*time.Second {
+			t.Fatal("nothing was compacted")
+		}
+		if _, err := c.Put(t.Context(), "b", "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := c.Get(t.Context(), "a"); err != nil || len(got.Kvs) != 1 || string(got.Kvs[0].Value) != "9" {
+		t.Fatalf("%v %v", got, err)
+	}
+}

@@ -70,11 +70,7 @@ func TestMatcher(t *testing.T) {
 		k := key()
 		var want, got []*watcher
 		for _, w := range all {
-			in := bytes.Equal(w.span.key, k)
-			if !w.span.single {
-				in = bytes.Compare(w.span.key, k) <= 0 && (w.span.end == nil || bytes.Compare(k, w.span.end) < 0)
-			}
-			if in {
+			if covers(w.span, k) {
 				want = append(want, w)
 			}
 		}
