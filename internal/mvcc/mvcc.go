@@ -58,6 +58,10 @@ type Options struct {
 	// ValueBudgetBytes bounds the memory that holds current values. 0 means
 	// 256 MiB; negative means as little as one batch needs.
 	ValueBudgetBytes int64
+	// WarmBytes bounds what is read into the value memory after a start without
+	// being asked for; the rest comes as it is read. Default 256 MiB; negative
+	// means nothing.
+	WarmBytes int64
 	// ViewAge is how long physical deletion waits for a view that is older
 	// than the compaction; afterwards such a view may answer ErrCompacted.
 	// 0 means 10 s; negative means it does not wait.
@@ -74,7 +78,8 @@ type Options struct {
 	// before a compaction that needs one.
 	CheckpointBytes int64
 	// CheckpointInterval is the least time between two checkpoints made for
-	// volume. Default 2 min.
+	// volume. It bounds the records that a start after a crash reads one by one.
+	// Default 20 s.
 	CheckpointInterval time.Duration
 
 	// Now is the clock that paces background work; it never influences what a

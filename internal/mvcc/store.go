@@ -37,6 +37,7 @@ type Store struct {
 	// deleting that of the newest one that may have deleted records.
 	announced, deleting atomic.Int64
 	promotions          chan promotion
+	warmed              int64    // bytes read by warm
 	warmBelow           Revision // records below it were not offered to the value memory since Open; the writer's
 	hashes              hashCache
 	pages               pageCache
@@ -53,6 +54,9 @@ func (o Options) withDefaults() Options {
 	if o.ValueBudgetBytes == 0 {
 		o.ValueBudgetBytes = 256 << 20
 	}
+	if o.WarmBytes == 0 {
+		o.WarmBytes = 256 << 20
+	}
 	if o.ViewAge == 0 {
 		o.ViewAge = 10 * time.Second
 	}
@@ -66,7 +70,7 @@ func (o Options) withDefaults() Options {
 		o.CheckpointBytes = 128 << 20
 	}
 	if o.CheckpointInterval == 0 {
-		o.CheckpointInterval = 2 * time.Minute
+		o.CheckpointInterval = 20 * time.Second
 	}
 	if o.Now == nil {
 		o.Now = time.Now

@@ -78,10 +78,10 @@ func (s *Store) trim(moves int) {
 const warmRecords = 256
 
 // warm reads records into the value memory after a start, the newest first,
-// until the memory is full or all were read. It does one bounded step and
+// until the memory is full, Options.WarmBytes were read, or all. It does one bounded step and
 // returns whether there is more to do.
 func (s *Store) warm() (more bool, err error) {
-	if s.values.full() {
+	if s.values.full() || s.warmed >= s.o.WarmBytes {
 		s.warmBelow = Revision{}
 	}
 	if s.warmBelow == (Revision{}) {
@@ -106,6 +106,7 @@ func (s *Store) warm() (more bool, err error) {
 		records, bytes = records+1, bytes+size
 		s.warmBelow = rec.rev
 		if !rec.Tombstone {
+			s.warmed += int64(size)
 			s.remember(rec.key(), rec.rev, rec.KV)
 		}
 	}

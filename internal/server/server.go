@@ -140,6 +140,7 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 	m.edge.serve(m)
 	log.Info("ready to serve client requests", "member", fmt.Sprintf("%x", m.id.member), "cluster", fmt.Sprintf("%x", m.id.cluster),
 		"name", cfg.Name, "clients", m.ClientAddrs(), "revision", m.machine.Root().Revision(), "keys", m.machine.Root().Keys(), "took", time.Since(began))
+	m.workers.Go(debug.FreeOSMemory) // what reading the store and the log left behind
 	return m, nil
 }
 
