@@ -56,7 +56,7 @@ func serve(calledAs string, args []string) int {
 		case "version":
 			args = []string{"--version"}
 		default:
-			fmt.Fprintf(os.Stderr, "engram starts a member and knows no command %q: did you mean 'engram ctl %s'? See 'engram --help'.\n", args[0], strings.Join(args, " "))
+			fmt.Fprintf(os.Stderr, "%q is not a valid flag: engram itself starts a member. Did you mean 'engram ctl %s'? See 'engram --help'.\n", args[0], strings.Join(args, " "))
 			return 1
 		}
 	}
