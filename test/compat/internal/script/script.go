@@ -12,11 +12,12 @@
 //	                             let name = path   names a field of the next answer; $name stands for it from then on
 //	raw path=/service/method   calls a method that need not exist
 //	fill prefix=p count=n size=b   puts n keys p000, p001, ... with values of b bytes
-//	watch name [events=n] [controls=n] [messages] [distinct] [half-close] [hasleader]
+//	watch name [events=n] [controls=n] [messages] [distinct] [events-only] [half-close] [hasleader]
 //	                           sends the lines as WatchRequests (`empty` sends one without fields), then waits for so many
 //	                           events and other messages and prints them by watcher; `messages` prints the bounds of
-//	                           messages too, `distinct` equal lines of one watcher once
-//	watch-end name [distinct]  prints what still comes, and the status if the server ended the stream; then cancels it
+//	                           messages too, `distinct` equal lines of one watcher once,
+//	                           `events-only` nothing but events
+//	watch-end name [distinct] [events-only]  prints what still comes, and the status if the server ended the stream; then cancels it
 //	keepalive                  sends each line as a LeaseKeepAliveRequest and prints each answer
 //	restart [kill]             ends both members and starts them again
 //

@@ -91,7 +91,7 @@ func (s *side) watch(d *datadriven.TestData, lines []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	p := printer{side: s, bounds: d.HasArg("messages"), distinct: d.HasArg("distinct")}
+	p := printer{side: s, bounds: d.HasArg("messages"), distinct: d.HasArg("distinct"), eventsOnly: d.HasArg("events-only")}
 	timeout := time.After(callWithin)
 	for p.events < events || p.controls < controls {
 		select {
@@ -115,7 +115,7 @@ func (s *side) watchEnd(d *datadriven.TestData) (string, error) {
 	}
 	delete(s.watches, name)
 	defer w.cancel()
-	p := printer{side: s, distinct: d.HasArg("distinct")}
+	p := printer{side: s, distinct: d.HasArg("distinct"), eventsOnly: d.HasArg("events-only")}
 	for {
 		select {
 		case m, ok := <-w.messages:
@@ -171,6 +171,7 @@ type printer struct {
 	side             *side
 	bounds           bool // tell where each message of events ends
 	distinct         bool // print equal lines in a row once
+	eventsOnly       bool // leave out messages without events: notices of progress come by the clock
 	events, controls int
 
 	lines []printedLine
@@ -187,6 +188,9 @@ func (p *printer) add(m *etcdserverpb.WatchResponse) {
 	}
 	if len(m.Events) == 0 {
 		p.controls++
+		if p.eventsOnly {
+			return
+		}
 		line("%s", p.side.Names.Text(m))
 		return
 	}

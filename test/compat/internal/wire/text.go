@@ -97,7 +97,9 @@ func (n *Names) sorted(b *strings.Builder, f protoreflect.FieldDescriptor, l pro
 	for i := range l.Len() {
 		var v strings.Builder
 		n.value(&v, f, l.Get(i))
-		values = append(values, v.String())
+		// An error of Status is a message printed by protobuf, which puts one blank or two between fields, as the program's build
+		// has it.
+		values = append(values, strings.ReplaceAll(v.String(), "  ", " "))
 	}
 	slices.Sort(values)
 	b.WriteString("[" + strings.Join(values, ", ") + "]")
