@@ -421,6 +421,11 @@ func (d *differential) step() {
 		d.check(d.saver.remove())
 	case n < 84:
 		d.work()
+		for _, v := range d.views { // they may have outlived what they see
+			for range 4 {
+				d.compareRange(v)
+			}
+		}
 	case n < 90:
 		if len(d.views) > 0 {
 			d.compareRange(d.views[d.rnd.IntN(len(d.views))])

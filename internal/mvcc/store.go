@@ -211,17 +211,23 @@ func setRevisionRow(b *storage.Batch, row string, rev int64) {
 // Close writes an index checkpoint, waits for background jobs and wakes who
 // waits for a compaction. It leaves the storage open.
 func (s *Store) Close() error {
-	s.saver.wait()
-	s.doneMu.Lock()
-	for _, p := range s.pending {
-		close(p.done)
-	}
-	s.pending = nil
-	s.doneMu.Unlock()
+	s.Abandon()
 	if err := s.saver.save(s.root, s.index); err != nil {
 		return fmt.Errorf("mvcc: close: %w", err)
 	}
 	return nil
+}
+
+// Abandon waits for background jobs and wakes who waits for a compaction, as
+// Close does, but writes nothing: the storage is about to be deleted.
+func (s *Store) Abandon() {
+	s.saver.wait()
+	s.doneMu.Lock()
+	defer s.doneMu.Unlock()
+	for _, p := range s.pending {
+		close(p.done)
+	}
+	s.pending = nil
 }
 
 // Applied is the raft index and term of the last entry whose effects are in

@@ -105,7 +105,7 @@ func (w *Writer) End() int64 {
 // Put writes key and returns what it replaced. Key and value are copied.
 func (w *Writer) Put(key, value []byte, lease int64) (prev index.Item, existed bool) {
 	rev := w.change()
-	prev, existed = w.s.tree.Now().Get(key, 0)
+	place, prev, existed := w.s.tree.Find(key)
 	kv := keyValue{key: key, value: value, create: rev.Main, mod: rev.Main, version: 1, lease: lease}
 	if existed {
 		kv.create, kv.version = prev.Create, prev.Version+1
@@ -113,7 +113,7 @@ func (w *Writer) Put(key, value []byte, lease int64) (prev index.Item, existed b
 	n := kv.size()
 	buf, ref := w.s.values.add(n)
 	encoded := kv.append(buf[:0])
-	w.s.tree.Put(key, rev, lease, uint32(n), ref)
+	w.s.tree.PutAt(place, key, rev, lease, uint32(n), ref)
 	if existed {
 		w.supersede(&prev)
 	}

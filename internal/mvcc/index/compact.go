@@ -16,6 +16,7 @@ func (t *Tree) Compact(rev int64, from []byte, maxKeys int, dropped func(rev Rev
 	if t.top.sum().prune > rev {
 		return nil
 	}
+	t.changes++
 	t.top = t.top.own(t.epoch)
 	c.inner(t.top)
 	for t.top.height > 1 && t.top.len() <= 1 {

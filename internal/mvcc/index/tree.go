@@ -8,6 +8,38 @@ type Tree struct {
 	top    *inner // height at least 1, perhaps without children
 	epoch  uint64 // nodes of this epoch are not yet seen by any Root
 	newest int64  // the highest main revision written
+	// changes counts what was written, so that a Place of before is noticed.
+	changes uint64
+}
+
+// maxHeight is more than any tree in memory has: each node has fanout children.
+const maxHeight = 12
+
+// Place is where a key is in a Tree, or would be put, until the next change. It
+// spares a write the way down that was gone to see what there is.
+type Place struct {
+	kids    [maxHeight]uint16 // which child, by the height of the node
+	row     int
+	found   bool // dead or alive
+	changes uint64
+}
+
+// Find returns where key is or belongs, and its live revision if it has one.
+func (t *Tree) Find(key []byte) (p Place, it Item, ok bool) {
+	p.changes = t.changes
+	n := t.top
+	if n.len() == 0 {
+		return p, Item{}, false
+	}
+	for ; n.height > 1; n = n.kids[p.kids[n.height]].inner {
+		p.kids[n.height] = uint16(n.find(key))
+	}
+	p.kids[1] = uint16(n.find(key))
+	l := n.kids[p.kids[1]].leaf
+	if p.row, p.found = l.search(key); p.found && l.rows[p.row].live() {
+		return p, l.item(p.row), true
+	}
+	return p, Item{}, false
 }
 
 // New returns an empty Tree.
@@ -33,6 +65,7 @@ type change struct {
 	size  uint32
 	ref   ValueRef
 	put   bool
+	place Place
 
 	prev    Item // the live revision before the change
 	existed bool
@@ -43,17 +76,25 @@ type change struct {
 // copies key. It returns the revision that was live before, if there was one.
 // A rev that is not newer than what the key has is a broken invariant.
 func (t *Tree) Put(key []byte, rev Revision, lease int64, size uint32, ref ValueRef) (prev Item, existed bool) {
-	return t.run(&change{key: key, rev: rev, lease: lease, size: size, ref: ref, put: true})
+	place, _, _ := t.Find(key)
+	return t.PutAt(place, key, rev, lease, size, ref)
+}
+
+// PutAt is Put at the place that Find returned for key. The tree was not changed
+// since.
+func (t *Tree) PutAt(place Place, key []byte, rev Revision, lease int64, size uint32, ref ValueRef) (prev Item, existed bool) {
+	return t.run(&change{key: key, rev: rev, lease: lease, size: size, ref: ref, put: true, place: place})
 }
 
 // Delete adds a tombstone of tombstoneSize bytes if key is live, and returns
 // the revision that was live before. Otherwise it changes nothing and returns
 // false. A rev that is not newer than what the key has is a broken invariant.
 func (t *Tree) Delete(key []byte, rev Revision, tombstoneSize uint32) (prev Item, existed bool) {
-	if l, i := t.top.lookup(key); l == nil || !l.rows[i].live() {
+	place, _, ok := t.Find(key)
+	if !ok {
 		return Item{}, false
 	}
-	return t.run(&change{key: key, rev: rev, size: tombstoneSize})
+	return t.run(&change{key: key, rev: rev, size: tombstoneSize, place: place})
 }
 
 // SetRef changes where the value of the live revision of key lies. It does
@@ -66,6 +107,7 @@ func (t *Tree) SetRef(key []byte, mod Revision, ref ValueRef) bool {
 	if l.rows[i].ref == ref {
 		return true
 	}
+	t.changes++
 	t.top = t.top.own(t.epoch)
 	n := t.top
 	for n.height > 1 {
@@ -84,6 +126,10 @@ func (t *Tree) run(c *change) (prev Item, existed bool) {
 	if c.rev.Main < 1 || c.rev.Sub < 0 || c.rev.Sub > maxSub {
 		broken("revision %v of key %q", c.rev, c.key)
 	}
+	if c.place.changes != t.changes {
+		broken("key %q written at a place found %d changes ago", c.key, t.changes-c.place.changes)
+	}
+	t.changes++
 	t.top = t.top.own(t.epoch)
 	if right, sep := t.apply(t.top, c); right != nil {
 		top := newInner(t.epoch, t.top.height+1)
@@ -98,7 +144,7 @@ func (t *Tree) run(c *change) (prev Item, existed bool) {
 // apply runs c below n, which the writer owns. If n had to be split it
 // returns the new node right of it.
 func (t *Tree) apply(n *inner, c *change) (right *inner, sep []byte) {
-	i := n.find(c.key)
+	i := int(c.place.kids[n.height])
 	if n.height > 1 {
 		kid := n.kids[i].inner.own(t.epoch)
 		n.kids[i].inner = kid
@@ -127,8 +173,8 @@ func (t *Tree) applyLeaf(n *inner, i int, c *change) {
 		n.push(nil, child{sum: noSum(), leaf: newLeaf(t.epoch, 1, len(c.key)+1)})
 	}
 	l := n.kids[i].leaf
-	at, found := l.search(c.key)
-	if found {
+	at := c.place.row
+	if c.place.found {
 		l = l.own(t.epoch)
 		l.update(at, c)
 		n.kids[i].leaf = l
