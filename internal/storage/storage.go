@@ -21,6 +21,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -152,6 +153,7 @@ func checkMarker(fs FS, dir string) error {
 }
 
 func (s *Store) pebbleOptions(o Options) *pebble.Options {
+	var failures failureLog
 	listener := pebble.EventListener{
 		FlushEnd: func(i pebble.FlushInfo) {
 			if i.Err == nil && o.OnFlush != nil {
@@ -159,7 +161,7 @@ func (s *Store) pebbleOptions(o Options) *pebble.Options {
 			}
 		},
 		BackgroundError: func(err error) {
-			o.Logger.Warn("storage background work failed", "error", err)
+			failures.warn(o.Logger, err)
 			if o.OnBackgroundError != nil {
 				o.OnBackgroundError(err)
 			}
@@ -194,6 +196,26 @@ func (s *Store) pebbleOptions(o Options) *pebble.Options {
 	}
 	po.Experimental.SpanPolicyFunc = spanPolicy
 	return po
+}
+
+// failureLog tells of failed background work once a second at most: Pebble tries
+// again at once, as often as it fails.
+type failureLog struct {
+	mu     sync.Mutex
+	last   time.Time
+	silent int // failures since that were not told
+}
+
+func (f *failureLog) warn(log *slog.Logger, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	if now.Sub(f.last) < time.Second {
+		f.silent++
+		return
+	}
+	log.Warn("storage background work failed", "error", err, "silent", f.silent)
+	f.last, f.silent = now, 0
 }
 
 // minTableBytes is Pebble's own target, for the small memtables of tests.

@@ -40,6 +40,12 @@ func BuildEngram(moduleDir, dir string) (string, error) {
 	return out, build(moduleDir, "./cmd/engram", out)
 }
 
+// BuildSnapfile builds the tool snapfile from the parent module in moduleDir into dir and returns its path.
+func BuildSnapfile(moduleDir, dir string) (string, error) {
+	out := filepath.Join(dir, "snapfile")
+	return out, build(moduleDir, "./test/snapfile", out)
+}
+
 func build(moduleDir, pkg, out string) error {
 	cmd := exec.Command("go", "build", "-o", out, pkg)
 	cmd.Dir = moduleDir

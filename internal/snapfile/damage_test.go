@@ -1,0 +1,317 @@
+package snapfile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	bolt "go.etcd.io/bbolt"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/engram-kv/engram/internal/storage"
+)
+
+// small is a store with a row in every table.
+func small(t testing.TB) *rig {
+	r := openRig(t, newStore(t))
+	r.cluster()
+	r.history(rand.New(rand.NewPCG(1, 1)), 40, 10, 20, 7)
+	r.run(&pb.InternalRaftRequest{Compaction: &pb.CompactionRequest{Revision: 20}})
+	r.compact()
+	r.run(&pb.InternalRaftRequest{Alarm: &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: 1, Alarm: pb.AlarmType_CORRUPT}})
+	return r
+}
+
+func native(t testing.TB, s *storage.Store) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := WriteNative(context.Background(), &b, Source{Reader: s}); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// scratch is a store to read into again and again.
+type scratch struct {
+	s    *storage.Store
+	used bool
+}
+
+// take returns an empty store.
+func (c *scratch) take(t testing.TB) *storage.Store {
+	t.Helper()
+	if c.used || c.s == nil {
+		if c.s != nil {
+			_ = c.s.Abandon()
+		}
+		var err error
+		if c.s, err = storage.Open(storage.Options{FS: vfs.NewMem(), Dir: "store", MemTableBytes: 256 << 10, CacheBytes: 1 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		c.used = false
+	}
+	return c.s
+}
+
+// put says whether what was taken is to be thrown away.
+func (c *scratch) put(t testing.TB) {
+	c.used = checkEmpty(c.s) != nil
+}
+
+// TestNativeDamage flips every bit, cuts at every length and adds bytes: each
+// time the reader refuses.
+func TestNativeDamage(t *testing.T) {
+	whole := native(t, small(t).store)
+	var c scratch
+	defer func() { _ = c.s.Abandon() }()
+	read := func(b []byte) error {
+		defer c.put(t)
+		_, err := ReadNative(context.Background(), bytes.NewReader(b), c.take(t))
+		return err
+	}
+	for i := range whole {
+		bit := byte(1) << (i % 8)
+		whole[i] ^= bit
+		if err := read(whole); err == nil {
+			t.Fatalf("byte %d has a flipped bit, and it is read", i)
+		}
+		whole[i] ^= bit
+		if i%4 != 0 && i > headSize && i < len(whole)-2*endSize {
+			continue
+		}
+		if err := read(whole[:i]); !errors.Is(err, ErrDamaged) {
+			t.Fatalf("cut to %d of %d bytes: %v", i, len(whole), err)
+		}
+	}
+	for _, tail := range []string{"\x00", "x", string(whole)} {
+		if err := read(append(bytes.Clone(whole), tail...)); !errors.Is(err, ErrDamaged) {
+			t.Fatalf("%d bytes too many: %v", len(tail), err)
+		}
+	}
+	if err := read(whole); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestNativeFrames drops, doubles and swaps frames that are whole in themselves.
+func TestNativeFrames(t *testing.T) {
+	r := openRig(t, newStore(t))
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 5 {
+		r.put("k", random(rng, 300<<10), 0)
+	}
+	whole := native(t, r.store)
+	var frames [][]byte
+	for at := headSize; ; {
+		size := int(whole[at])<<24 | int(whole[at+1])<<16 | int(whole[at+2])<<8 | int(whole[at+3])
+		if size == 0 {
+			frames = append(frames, whole[at:])
+			break
+		}
+		frames = append(frames, whole[at:at+frameHead+size])
+		at += frameHead + size
+	}
+	if len(frames) < 5 {
+		t.Fatalf("%d frames, want several", len(frames))
+	}
+	for name, order := range map[string][]int{
+		"as it was": {0, 1, 2, 3, 4, 5, 6}, "one is missing": {0, 2, 3, 4, 5, 6}, "the first is missing": {1, 2, 3, 4, 5, 6},
+		"one is there twice": {0, 1, 1, 2, 3, 4, 5, 6}, "two are swapped": {0, 2, 1, 3, 4, 5, 6}, "the last is missing": {0, 1, 2, 3, 4, 6},
+	} {
+		b := bytes.Clone(whole[:headSize])
+		for _, i := range order {
+			b = append(b, frames[min(i, len(frames)-1)]...)
+			if i >= len(frames)-1 {
+				break
+			}
+		}
+		if name == "the last is missing" {
+			b = append(bytes.Clone(whole[:headSize]), bytes.Join(append(frames[:len(frames)-2:len(frames)-2], frames[len(frames)-1]), nil)...)
+		}
+		_, err := ReadNative(context.Background(), bytes.NewReader(b), newStore(t))
+		if name == "as it was" && err != nil || name != "as it was" && !errors.Is(err, ErrDamaged) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// FuzzReadNative reads whatever bytes.
+func FuzzReadNative(f *testing.F) {
+	f.Add(native(f, small(f).store))
+	f.Add(native(f, newStore(f)))
+	f.Add([]byte(nativeMagic))
+	var c scratch
+	f.Fuzz(func(t *testing.T, b []byte) {
+		defer c.put(t)
+		into := c.take(t)
+		if _, err := ReadNative(context.Background(), bytes.NewReader(b), into); err == nil && !bytes.Equal(native(t, into), b) {
+			// Uvarints have more than one form.
+			t.Log("what was read is written in another way")
+		}
+	})
+}
+
+// TestEtcdDamage flips bytes all over a file and cuts it: no panic, and the
+// error names the file.
+func TestEtcdDamage(t *testing.T) {
+	path := writeEtcd(t, small(t).store)
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c scratch
+	defer func() { _ = c.s.Abandon() }()
+	damaged := filepath.Join(t.TempDir(), "damaged")
+	read := func(b []byte) error {
+		defer c.put(t)
+		if err := os.WriteFile(damaged, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := ReadEtcd(context.Background(), damaged, c.take(t))
+		if err != nil && !strings.Contains(err.Error(), damaged) {
+			t.Errorf("no file is named: %v", err)
+		}
+		return err
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	refused := 0
+	const flips = 800
+	for range flips {
+		b := bytes.Clone(whole)
+		// Where something is: headers, elements and data stand at pages' beginning.
+		page := rng.IntN(len(b) / pageSize)
+		for range 1 + rng.IntN(3) {
+			b[page*pageSize+rng.IntN(1<<(3+rng.IntN(10)))] ^= byte(1 + rng.IntN(255))
+		}
+		if read(b) != nil {
+			refused++
+		}
+	}
+	if refused < flips/10 {
+		t.Errorf("of %d damaged files %d were refused", flips, refused)
+	}
+	for n := 0; n < len(whole); n += 1 + rng.IntN(2000) {
+		if err := read(whole[:n]); !errors.Is(err, ErrDamaged) {
+			t.Fatalf("cut to %d of %d bytes: %v", n, len(whole), err)
+		}
+	}
+	// One of the two meta pages may be lost, as after an interrupted write.
+	for _, page := range []int{0, 1} {
+		b := bytes.Clone(whole)
+		clear(b[page*pageSize : page*pageSize+pageSize])
+		if err := read(b); err != nil {
+			t.Errorf("without meta page %d: %v", page, err)
+		}
+	}
+	if err := read(make([]byte, 1<<16)); !errors.Is(err, ErrDamaged) {
+		t.Errorf("a file of zeros: %v", err)
+	}
+}
+
+// TestEtcdRows reads files that are whole, with rows that are not.
+func TestEtcdRows(t *testing.T) {
+	path := writeEtcd(t, small(t).store)
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rev := func(main, sub int64) string { return string(appendBoltRevision(nil, main, sub)) }
+	const kv = "\x0a\x01a\x10\x63\x18\x63\x20\x01" // a, created and modified at 99
+	for _, c := range []struct {
+		bucket, key, value, want string // "": it is read, and not in the store
+	}{
+		{"alarm", "\xff", "", "no alarm"},
+		{"auth", "authEnabled", "", "value of 0 bytes, want 1"},
+		{"auth", "authRevision", "1", "value of 1 bytes, want 8"},
+		{"auth", "other", "1", ""},
+		{"authRoles", "r", "\xff", "no role"},
+		{"authRoles", "r", "", `holds role ""`},
+		{"authUsers", "u", "\xff", "no user"},
+		{"authUsers", "u", "\x0a\x01v", `holds user "v"`},
+		{"cluster", "clusterVersion", "x", "no version"},
+		{"cluster", "downgrade", "{", "no downgrade"},
+		{"cluster", "other", "{", ""},
+		{"lease", "12345678", "\x08\x01", "holds lease 1"},
+		{"lease", "12345678", "\xff", "no lease"},
+		{"members", "zz", `{"id":1}`, "holds member 1"},
+		{"members", "1", `{`, "no member"},
+		{"members_removed", "xyz", "removed", "no member ID"},
+		{"meta", "consistent_index", "1", "value of 1 bytes, want 8"},
+		{"meta", "consistent_index", "\x00\x00\x00\x00\x00\x00\x00\x00", "is missing or 0 at term 3"},
+		{"meta", "term", "", "value of 0 bytes, want 8"},
+		{"meta", "scheduledCompactRev", "", "is no revision"},
+		{"meta", "storageVersion", "3.8.0", "downgrade etcd first"},
+		{"meta", "storageVersion", "new", "is no version"},
+		{"meta", "confState", "{", ""},
+		{"meta", "other", "", ""},
+		{"key", "x", kv, "is no revision"},
+		{"key", rev(99, 0) + "x", kv, "is no revision"},
+		{"key", rev(0, 0), kv, "before the first"},
+		{"key", "\xff" + rev(99, 0)[1:], kv, "beyond all"},
+		{"key", rev(99, 0), "\xff", "no KeyValue"},
+		{"key", rev(99, 0), "\x10\x63\x18\x63\x20\x01", "without a key"},
+		{"key", rev(99, 0), "\x0a\x01a\x10\x63\x18\x62\x20\x01", "says mod revision 98"},
+		{"key", rev(99, 0), "\x0a\x01a\x10\x64\x18\x63\x20\x01", "says create revision 100"},
+		{"key", rev(99, 0), "\x0a\x01a\x10\x63\x18\x63", "says version 0"},
+		{"key", rev(99, 0) + "t", kv, "more than a key"},
+		{"key", rev(99, 0) + "t", "", "without a key"},
+		{"key", rev(99, 0), kv + "\x39        ", "wire type 1"},
+		{"unknown", "k", "v", ""},
+	} {
+		path := filepath.Join(t.TempDir(), "db")
+		if err := os.WriteFile(path, whole, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		edit(t, path, func(tx *bolt.Tx) error {
+			b, err := tx.CreateBucketIfNotExists([]byte(c.bucket))
+			if err != nil {
+				return err
+			}
+			return b.Put([]byte(c.key), []byte(c.value))
+		})
+		_, err := ReadEtcd(context.Background(), path, newStore(t))
+		if c.want == "" {
+			if err != nil {
+				t.Errorf("%s: %q = %q: %v", c.bucket, c.key, c.value, err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.bucket) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %q = %q: %v, want one with %q, the bucket and the file", c.bucket, c.key, c.value, err, c.want)
+		}
+	}
+	edit(t, path, func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte("key"))
+		if err := b.Put([]byte(rev(99, 0)), []byte(kv)); err != nil {
+			return err
+		}
+		return b.Put([]byte(rev(99, 0)+"t"), []byte("\x0a\x01a"))
+	})
+	if _, err := ReadEtcd(context.Background(), path, newStore(t)); err == nil || !strings.Contains(err.Error(), "twice") {
+		t.Errorf("put and tombstone of one revision: %v", err)
+	}
+	edit(t, path, func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("key")) })
+	if _, err := ReadEtcd(context.Background(), path, newStore(t)); err == nil || !strings.Contains(err.Error(), "no bucket key") {
+		t.Errorf("without a bucket: %v", err)
+	}
+}
+
+func edit(t *testing.T, path string, fn func(tx *bolt.Tx) error) {
+	t.Helper()
+	db, err := bolt.Open(path, 0o600, &bolt.Options{NoSync: true, NoGrowSync: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Update(fn); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

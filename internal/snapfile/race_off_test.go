@@ -1,0 +1,5 @@
+//go:build !race
+
+package snapfile
+
+const raceEnabled = false
