@@ -177,7 +177,8 @@ func (t *tool) root() *cobra.Command {
 	for group, commands := range map[string][]*cobra.Command{
 		groupKV: {t.putCommand(), t.getCommand(), t.delCommand(), t.txnCommand(), t.watchCommand(), t.compactionCommand(),
 			t.leaseCommand()},
-		groupMaintenance: {t.memberCommand(), t.endpointCommand(), t.alarmCommand(), t.defragCommand()},
+		groupMaintenance: {t.memberCommand(), t.endpointCommand(), t.alarmCommand(), t.defragCommand(), t.moveLeaderCommand(),
+			t.downgradeCommand()},
 		groupConcurrency: {t.lockCommand(), t.electCommand()},
 		groupUtility:     {t.versionCommand(), t.optionsCommand(), t.completionCommand()},
 	} {

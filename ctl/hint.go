@@ -16,9 +16,52 @@ import (
 // hintWithin bounds the look at an endpoint after a command failed.
 const hintWithin = time.Second
 
-// hint says in a line why nobody answered, "" if that is not what failed or
-// nothing can be said. It knocks at the first endpoint.
+// hint says in a line what is behind an error and what to do, "" if there is nothing to say.
 func (t *tool) hint(err error) string {
+	if hint := t.clusterHint(err); hint != "" {
+		return hint
+	}
+	return t.connectionHint(err)
+}
+
+// clusterHints explain refusals of changes of the cluster. $tool is how the tool was called.
+var clusterHints = []struct{ text, hint string }{
+	{"not enough started members", "after this change fewer voters than a quorum would have started. Start those that `$tool member list` shows as unstarted, " +
+		"or remove them, first; a learner can be added at any time"},
+	{"unhealthy cluster", "too few voters have been connected for the last 5 s to risk this change; `$tool endpoint health --cluster` shows who is missing. " +
+		"Bring it back, or remove a member that is lost before adding another"},
+	{"in sync with leader", "the learner has not started or lags behind: `$tool endpoint status --cluster` shows its raft applied index beside the leader's. Try again when it has caught up"},
+	{"too many learner members", "promote or remove the learner that `$tool member list` shows, or start all members with a higher --max-learners"},
+	{"can only promote a learner", "the member votes already, see `$tool member list`"},
+	{"member not found", "IDs are hexadecimal, as in `$tool member list`; a member that was removed comes back only under a new ID, by `$tool member add`"},
+	{"Peer URLs already exists", "another member has that URL, see `$tool member list`; a member that is gone must be removed before its address is used again"},
+	{"given member URLs are invalid", "a peer URL is scheme, host and port alone, as http://10.0.0.1:2380"},
+	{"URL scheme must be", "a peer URL is scheme, host and port alone, as http://10.0.0.1:2380"},
+	{"no leader endpoint given", "only the leader can hand over: name all members by --endpoints; `$tool endpoint status --cluster` shows who leads"},
+	{"etcdserver: not leader", "leadership has just moved; try again"},
+	{"bad leader transferee", "the ID must be that of a voter, see `$tool member list`"},
+	{"leader transfer took too long", "the member may be down or far behind: see `$tool endpoint status --cluster`. The old leader leads on"},
+	{"wrong downgrade target version format", "a version is major.minor, as 3.6"},
+	{"invalid downgrade target version", "a cluster goes down by one minor version at a time; the version it has: `$tool downgrade cancel` tells it, and changes nothing if no downgrade is under way"},
+	{"downgrade job in progress", "`$tool downgrade cancel` ends it"},
+	{"rpc not supported for learner", "a learner serves status and serializable reads only: name a voter by --endpoints"},
+}
+
+func (t *tool) clusterHint(err error) string {
+	if t.asEtcdctl() {
+		return ""
+	}
+	for _, h := range clusterHints {
+		if strings.Contains(err.Error(), h.text) {
+			return strings.ReplaceAll(h.hint, "$tool", t.name)
+		}
+	}
+	return ""
+}
+
+// connectionHint says in a line why nobody answered, "" if that is not what failed or
+// nothing can be said. It knocks at the first endpoint.
+func (t *tool) connectionHint(err error) string {
 	code := status.Code(err)
 	if !errors.Is(err, context.DeadlineExceeded) && code != codes.DeadlineExceeded && code != codes.Unavailable || len(t.global.endpoints) == 0 {
 		return ""
@@ -49,7 +92,7 @@ func (t *tool) hint(err error) string {
 // later are the groups of etcdctl that this version has not.
 var later = map[string]string{
 	"snapshot": "snapshots", "user": "authentication", "role": "authentication", "auth": "authentication",
-	"move-leader": "clusters", "downgrade": "clusters", "make-mirror": "mirroring", "check": "load checks",
+	"make-mirror": "mirroring", "check": "load checks",
 }
 
 // laterHint says that a command is etcdctl's and not here yet, "" if it is

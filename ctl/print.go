@@ -28,6 +28,13 @@ type printer interface {
 	leases(*clientv3.LeaseLeasesResponse) error
 
 	members(*clientv3.MemberListResponse) error
+	memberAdded(*clientv3.MemberAddResponse) error
+	memberRemoved(uint64, *clientv3.MemberRemoveResponse) error
+	memberUpdated(uint64, *clientv3.MemberUpdateResponse) error
+	memberPromoted(uint64, *clientv3.MemberPromoteResponse) error
+	leaderMoved(from, to uint64, r *clientv3.MoveLeaderResponse) error
+	// downgraded is told which command was answered.
+	downgraded(command string, r *clientv3.DowngradeResponse) error
 	alarms(*clientv3.AlarmResponse) error
 	// health may tell of endpoints that are not healthy on errors instead.
 	health(all []endpointHealth, errors io.Writer) error
@@ -40,7 +47,7 @@ func newPrinter(format string, out *bufio.Writer, hex bool) (printer, error) {
 	case "simple":
 		return &simplePrinter{out: out, hex: hex}, nil
 	case "fields":
-		return &fieldsPrinter{out: out, hex: hex}, nil
+		return &fieldsPrinter{refuser: refuser{format}, out: out, hex: hex}, nil
 	case "json":
 		return &jsonPrinter{out: out, hex: hex}, nil
 	case "protobuf":
@@ -58,20 +65,26 @@ func (r refuser) refuse() error {
 	return exit(exitFormat, fmt.Errorf("%s not supported as output format", r.format))
 }
 
-func (r refuser) put(*clientv3.PutResponse) error                              { return r.refuse() }
-func (r refuser) get(*clientv3.GetResponse) error                              { return r.refuse() }
-func (r refuser) del(*clientv3.DeleteResponse) error                           { return r.refuse() }
-func (r refuser) txn(*clientv3.TxnResponse) error                              { return r.refuse() }
-func (r refuser) watch(*clientv3.WatchResponse) error                          { return r.refuse() }
-func (r refuser) grant(*clientv3.LeaseGrantResponse) error                     { return r.refuse() }
-func (r refuser) revoke(clientv3.LeaseID, *clientv3.LeaseRevokeResponse) error { return r.refuse() }
-func (r refuser) timeToLive(*clientv3.LeaseTimeToLiveResponse, bool) error     { return r.refuse() }
-func (r refuser) leases(*clientv3.LeaseLeasesResponse) error                   { return r.refuse() }
-func (r refuser) members(*clientv3.MemberListResponse) error                   { return r.refuse() }
-func (r refuser) alarms(*clientv3.AlarmResponse) error                         { return r.refuse() }
-func (r refuser) health([]endpointHealth, io.Writer) error                     { return r.refuse() }
-func (r refuser) statuses([]endpointStatus) error                              { return r.refuse() }
-func (r refuser) hashes([]endpointHashKV) error                                { return r.refuse() }
+func (r refuser) put(*clientv3.PutResponse) error                               { return r.refuse() }
+func (r refuser) get(*clientv3.GetResponse) error                               { return r.refuse() }
+func (r refuser) del(*clientv3.DeleteResponse) error                            { return r.refuse() }
+func (r refuser) txn(*clientv3.TxnResponse) error                               { return r.refuse() }
+func (r refuser) watch(*clientv3.WatchResponse) error                           { return r.refuse() }
+func (r refuser) grant(*clientv3.LeaseGrantResponse) error                      { return r.refuse() }
+func (r refuser) revoke(clientv3.LeaseID, *clientv3.LeaseRevokeResponse) error  { return r.refuse() }
+func (r refuser) timeToLive(*clientv3.LeaseTimeToLiveResponse, bool) error      { return r.refuse() }
+func (r refuser) leases(*clientv3.LeaseLeasesResponse) error                    { return r.refuse() }
+func (r refuser) members(*clientv3.MemberListResponse) error                    { return r.refuse() }
+func (r refuser) memberAdded(*clientv3.MemberAddResponse) error                 { return r.refuse() }
+func (r refuser) memberRemoved(uint64, *clientv3.MemberRemoveResponse) error    { return r.refuse() }
+func (r refuser) memberUpdated(uint64, *clientv3.MemberUpdateResponse) error    { return r.refuse() }
+func (r refuser) memberPromoted(uint64, *clientv3.MemberPromoteResponse) error  { return r.refuse() }
+func (r refuser) leaderMoved(_, _ uint64, _ *clientv3.MoveLeaderResponse) error { return r.refuse() }
+func (r refuser) downgraded(string, *clientv3.DowngradeResponse) error          { return r.refuse() }
+func (r refuser) alarms(*clientv3.AlarmResponse) error                          { return r.refuse() }
+func (r refuser) health([]endpointHealth, io.Writer) error                      { return r.refuse() }
+func (r refuser) statuses([]endpointStatus) error                               { return r.refuse() }
+func (r refuser) hashes([]endpointHashKV) error                                 { return r.refuse() }
 
 // keepAlive refuses nil as well as an answer.
 func (r refuser) keepAlive(*clientv3.LeaseKeepAliveResponse) error { return r.refuse() }
@@ -111,11 +124,10 @@ func bytesText(n int64) string {
 	for ; size >= 1000; size /= 1000 {
 		unit++
 	}
-	digits := 0
-	if size = math.Floor(size*10+0.5) / 10; size < 10 {
-		digits = 1
+	if tenths := math.Floor(size*10 + 0.5); tenths < 100 {
+		return fmt.Sprintf("%.1f %cB", tenths/10, " kMGTPE"[unit])
 	}
-	return fmt.Sprintf("%.*f %cB", digits, size, " kMGTPE"[unit])
+	return fmt.Sprintf("%.0f %cB", math.Floor(size+0.5), " kMGTPE"[unit])
 }
 
 // hashHeader and hashRow are the columns of a hash, for the formats simple and table.

@@ -12,6 +12,7 @@ import (
 
 // fieldsPrinter writes every field of an answer as `"Name" : value`.
 type fieldsPrinter struct {
+	refuser
 	out *bufio.Writer
 	hex bool
 }

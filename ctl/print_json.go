@@ -40,6 +40,11 @@ func (p *jsonPrinter) statuses(all []endpointStatus) error                { retu
 func (p *jsonPrinter) hashes(all []endpointHashKV) error                  { return p.print(all) }
 func (p *jsonPrinter) keepAlive(r *clientv3.LeaseKeepAliveResponse) error { return p.print(r) }
 
+func (p *jsonPrinter) leaderMoved(_, _ uint64, r *clientv3.MoveLeaderResponse) error {
+	return p.print(r)
+}
+func (p *jsonPrinter) downgraded(_ string, r *clientv3.DowngradeResponse) error { return p.print(r) }
+
 func (p *jsonPrinter) revoke(_ clientv3.LeaseID, r *clientv3.LeaseRevokeResponse) error {
 	return p.print(r)
 }
@@ -48,25 +53,54 @@ func (p *jsonPrinter) timeToLive(r *clientv3.LeaseTimeToLiveResponse, _ bool) er
 	return p.print(r)
 }
 
-// members is the only answer whose IDs --hex changes.
+// Of all answers, --hex changes the IDs in those that list the members.
+
 func (p *jsonPrinter) members(r *clientv3.MemberListResponse) error {
+	return p.memberList(r, r.Header, nil, r.Members)
+}
+
+func (p *jsonPrinter) memberAdded(r *clientv3.MemberAddResponse) error {
+	return p.memberList(r, r.Header, r.Member, r.Members)
+}
+
+func (p *jsonPrinter) memberRemoved(_ uint64, r *clientv3.MemberRemoveResponse) error {
+	return p.memberList(r, r.Header, nil, r.Members)
+}
+
+func (p *jsonPrinter) memberUpdated(_ uint64, r *clientv3.MemberUpdateResponse) error {
+	return p.memberList(r, r.Header, nil, r.Members)
+}
+
+func (p *jsonPrinter) memberPromoted(_ uint64, r *clientv3.MemberPromoteResponse) error {
+	return p.memberList(r, r.Header, nil, r.Members)
+}
+
+// memberList writes an answer as it is, or its parts with IDs in hexadecimal.
+func (p *jsonPrinter) memberList(answer any, h *etcdserverpb.ResponseHeader, added *etcdserverpb.Member, members []*etcdserverpb.Member) error {
 	if !p.hex {
-		return p.print(r)
+		return p.print(answer)
 	}
-	answer := jsonMembers{Header: jsonHeader{
-		ClusterID: hexID(r.Header.GetClusterId()), MemberID: hexID(r.Header.GetMemberId()),
-		Revision: r.Header.GetRevision(), RaftTerm: r.Header.GetRaftTerm(),
+	out := jsonMembers{Header: jsonHeader{
+		ClusterID: hexID(h.GetClusterId()), MemberID: hexID(h.GetMemberId()), Revision: h.GetRevision(), RaftTerm: h.GetRaftTerm(),
 	}}
-	for _, m := range r.Members {
-		answer.Members = append(answer.Members, jsonMember{
-			ID: hexID(m.GetID()), Name: m.GetName(), PeerURLs: m.GetPeerURLs(), ClientURLs: m.GetClientURLs(), IsLearner: m.GetIsLearner(),
-		})
+	if added != nil {
+		out.Member = new(newJSONMember(added))
 	}
-	return p.print(answer)
+	for _, m := range members {
+		out.Members = append(out.Members, newJSONMember(m))
+	}
+	return p.print(out)
+}
+
+func newJSONMember(m *etcdserverpb.Member) jsonMember {
+	return jsonMember{
+		ID: hexID(m.GetID()), Name: m.GetName(), PeerURLs: m.GetPeerURLs(), ClientURLs: m.GetClientURLs(), IsLearner: m.GetIsLearner(),
+	}
 }
 
 type jsonMembers struct {
 	Header  jsonHeader   `json:"header"`
+	Member  *jsonMember  `json:"member,omitempty"`
 	Members []jsonMember `json:"members,omitempty"`
 }
 

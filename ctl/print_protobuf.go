@@ -76,6 +76,30 @@ func (p *protobufPrinter) members(r *clientv3.MemberListResponse) error {
 	return p.print((*etcdserverpb.MemberListResponse)(r))
 }
 
+func (p *protobufPrinter) memberAdded(r *clientv3.MemberAddResponse) error {
+	return p.print((*etcdserverpb.MemberAddResponse)(r))
+}
+
+func (p *protobufPrinter) memberRemoved(_ uint64, r *clientv3.MemberRemoveResponse) error {
+	return p.print((*etcdserverpb.MemberRemoveResponse)(r))
+}
+
+func (p *protobufPrinter) memberUpdated(_ uint64, r *clientv3.MemberUpdateResponse) error {
+	return p.print((*etcdserverpb.MemberUpdateResponse)(r))
+}
+
+func (p *protobufPrinter) memberPromoted(_ uint64, r *clientv3.MemberPromoteResponse) error {
+	return p.print((*etcdserverpb.MemberPromoteResponse)(r))
+}
+
+func (p *protobufPrinter) leaderMoved(_, _ uint64, r *clientv3.MoveLeaderResponse) error {
+	return p.print((*etcdserverpb.MoveLeaderResponse)(r))
+}
+
+func (p *protobufPrinter) downgraded(_ string, r *clientv3.DowngradeResponse) error {
+	return p.print((*etcdserverpb.DowngradeResponse)(r))
+}
+
 func (p *protobufPrinter) alarms(r *clientv3.AlarmResponse) error {
 	return p.print((*etcdserverpb.AlarmResponse)(r))
 }

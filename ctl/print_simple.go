@@ -148,6 +148,40 @@ func (p *simplePrinter) members(r *clientv3.MemberListResponse) error {
 	return nil
 }
 
+func (p *simplePrinter) memberAdded(r *clientv3.MemberAddResponse) error {
+	as := ""
+	if r.Member.GetIsLearner() {
+		as = "as learner "
+	}
+	fmt.Fprintf(p.out, "Member %16x added %sto cluster %s\n", r.Member.GetID(), as, clusterOf(r.Header))
+	return nil
+}
+
+func (p *simplePrinter) memberRemoved(id uint64, r *clientv3.MemberRemoveResponse) error {
+	fmt.Fprintf(p.out, "Member %16x removed from cluster %s\n", id, clusterOf(r.Header))
+	return nil
+}
+
+func (p *simplePrinter) memberUpdated(id uint64, r *clientv3.MemberUpdateResponse) error {
+	fmt.Fprintf(p.out, "Member %16x updated in cluster %s\n", id, clusterOf(r.Header))
+	return nil
+}
+
+func (p *simplePrinter) memberPromoted(id uint64, r *clientv3.MemberPromoteResponse) error {
+	fmt.Fprintf(p.out, "Member %16x promoted in cluster %s\n", id, clusterOf(r.Header))
+	return nil
+}
+
+func (p *simplePrinter) leaderMoved(from, to uint64, _ *clientv3.MoveLeaderResponse) error {
+	fmt.Fprintf(p.out, "Leadership transferred from %s to %s\n", hexID(from), hexID(to))
+	return nil
+}
+
+func (p *simplePrinter) downgraded(command string, r *clientv3.DowngradeResponse) error {
+	fmt.Fprintf(p.out, "Downgrade %s success, cluster version %s\n", command, (*etcdserverpb.DowngradeResponse)(r).GetVersion())
+	return nil
+}
+
 func (p *simplePrinter) alarms(r *clientv3.AlarmResponse) error {
 	for _, a := range r.Alarms {
 		fmt.Fprintf(p.out, "memberID:%d alarm:%v\n", a.GetMemberID(), a.GetAlarm())

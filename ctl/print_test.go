@@ -21,6 +21,10 @@ func printAnswer(name string, p printer, errors io.Writer) error {
 	inTxn := &etcdserverpb.ResponseHeader{Revision: 7}
 	kv := &mvccpb.KeyValue{Key: []byte("a"), Value: []byte("x\n<\xff"), CreateRevision: 2, ModRevision: 7, Version: 3, Lease: 31}
 	old := &mvccpb.KeyValue{Key: []byte("a"), Value: []byte("w"), CreateRevision: 2, ModRevision: 4, Version: 2}
+	members := []*etcdserverpb.Member{
+		{ID: 16, Name: "one", PeerURLs: []string{"http://h:1", "http://h:2"}, ClientURLs: []string{"http://h:3"}},
+		{ID: 17, PeerURLs: []string{"http://i:1"}, IsLearner: true},
+	}
 	switch name {
 	case "put":
 		return p.put(&clientv3.PutResponse{Header: header, PrevKv: old})
@@ -53,10 +57,23 @@ func printAnswer(name string, p printer, errors io.Writer) error {
 	case "leases":
 		return p.leases(&clientv3.LeaseLeasesResponse{ResponseHeader: header, Leases: []clientv3.LeaseStatus{{ID: 31}, {ID: -1}}})
 	case "members":
-		return p.members((*clientv3.MemberListResponse)(&etcdserverpb.MemberListResponse{Header: header, Members: []*etcdserverpb.Member{
-			{ID: 16, Name: "one", PeerURLs: []string{"http://h:1", "http://h:2"}, ClientURLs: []string{"http://h:3"}},
-			{ID: 17, PeerURLs: []string{"http://i:1"}, IsLearner: true},
-		}}))
+		return p.members((*clientv3.MemberListResponse)(&etcdserverpb.MemberListResponse{Header: header, Members: members}))
+	case "member-added":
+		return p.memberAdded((*clientv3.MemberAddResponse)(&etcdserverpb.MemberAddResponse{
+			Header: header, Member: &etcdserverpb.Member{ID: 17, PeerURLs: []string{"http://i:1"}, IsLearner: true}, Members: members,
+		}))
+	case "voter-added":
+		return p.memberAdded((*clientv3.MemberAddResponse)(&etcdserverpb.MemberAddResponse{Header: header, Member: members[0], Members: members}))
+	case "member-removed":
+		return p.memberRemoved(17, (*clientv3.MemberRemoveResponse)(&etcdserverpb.MemberRemoveResponse{Header: header, Members: members}))
+	case "member-updated":
+		return p.memberUpdated(17, (*clientv3.MemberUpdateResponse)(&etcdserverpb.MemberUpdateResponse{Header: header, Members: members}))
+	case "member-promoted":
+		return p.memberPromoted(17, (*clientv3.MemberPromoteResponse)(&etcdserverpb.MemberPromoteResponse{Header: header, Members: members}))
+	case "leader-moved":
+		return p.leaderMoved(16, 17, &clientv3.MoveLeaderResponse{})
+	case "downgraded":
+		return p.downgraded("validate", (*clientv3.DowngradeResponse)(&etcdserverpb.DowngradeResponse{Header: header, Version: "3.7"}))
 	case "alarms":
 		return p.alarms((*clientv3.AlarmResponse)(&etcdserverpb.AlarmResponse{Alarms: []*etcdserverpb.AlarmMember{
 			{MemberID: 16, Alarm: etcdserverpb.AlarmType_NOSPACE}, {MemberID: 17, Alarm: etcdserverpb.AlarmType_CORRUPT},
@@ -111,7 +128,7 @@ var addresses = regexp.MustCompile(`0x[0-9a-f]{6,}`)
 
 func TestBytesText(t *testing.T) {
 	for n, want := range map[int64]string{
-		0: "0 B", 5: "5 B", 999: "999 B", 1000: "1.0 kB", 9949: "9.9 kB", 9999: "10 kB", 24576: "25 kB", 999_999: "1000 kB",
+		0: "0 B", 5: "5 B", 999: "999 B", 1000: "1.0 kB", 9949: "9.9 kB", 9950: "10 kB", 9999: "10 kB", 10499: "10 kB", 10500: "11 kB", 123456: "123 kB", 123500: "124 kB", 1050: "1.1 kB", 24576: "25 kB", 999_999: "1000 kB",
 		2147483648: "2.1 GB", 8 << 40: "8.8 TB", -1: "-1 B",
 	} {
 		if got := bytesText(n); got != want {

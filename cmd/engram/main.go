@@ -115,7 +115,12 @@ func runMember(cfg *config.Config, log *slog.Logger) error {
 	if cfg.CalledAs == "engram" {
 		writeGreeting(os.Stdout, m, cfg)
 	}
-	return m.Wait(ctx)
+	err = m.Wait(ctx)
+	if errors.Is(err, server.ErrRemoved) {
+		log.Warn("member stopped", "reason", err)
+		return nil // it has served to its end: etcd's process exits with 0 too
+	}
+	return err
 }
 
 // writeGreeting says where the member is and what to type next.

@@ -47,6 +47,9 @@ type Command struct {
 	Compaction  CompactionRequest
 	Msg         proto.Message
 
+	// FeatureLevel is what an Alarm GET carries beside itself, nil for none.
+	FeatureLevel *FeatureLevel
+
 	arena TxnArena
 	name  string // the last user name, so that it need not be made again
 }
@@ -69,7 +72,7 @@ func (c *Command) Reset() {
 	case KindCompaction:
 		c.Compaction = CompactionRequest{}
 	}
-	c.ID, c.Header, c.Kind, c.Msg = 0, Header{}, KindNone, nil
+	c.ID, c.Header, c.Kind, c.Msg, c.FeatureLevel = 0, Header{}, KindNone, nil, nil
 }
 
 // Decode decodes the data of a normal entry, which is not empty, into c. Entries
@@ -199,6 +202,10 @@ func (c *Command) fromMessage(m *pb.InternalRaftRequest) error {
 		c.Txn, c.Msg = txnOf(r), nil
 	case *pb.CompactionRequest:
 		c.Compaction, c.Msg = CompactionRequest{Revision: r.GetRevision(), Physical: r.GetPhysical()}, nil
+	case *pb.AlarmRequest:
+		if r.GetAction() == pb.AlarmRequest_GET {
+			c.FeatureLevel = parseFeatureLevel(m.GetHeader().ProtoReflect().GetUnknown())
+		}
 	}
 	return nil
 }

@@ -513,3 +513,75 @@ func TestHeaderReuse(t *testing.T) {
 		t.Errorf("header %+v", h)
 	}
 }
+
+// TestFeatureLevel: the level goes through the log, real members see an Alarm GET
+// and nothing else, and no client's request carries one.
+func TestFeatureLevel(t *testing.T) {
+	want := FeatureLevel{Level: 1, Fingerprint: 0xfedcba9876543210}
+	data, err := AppendFeatureLevel(nil, Header{ID: 300}, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c Command
+	if err := Decode(data, &c); err != nil || c.Kind != KindAlarm || c.ID != 300 || c.FeatureLevel == nil || *c.FeatureLevel != want {
+		t.Fatalf("decoded %+v, %v", c, err)
+	}
+	m := new(pb.InternalRaftRequest)
+	if err := proto.Unmarshal(data, m); err != nil {
+		t.Fatal(err)
+	}
+	field := m.GetHeader().ProtoReflect().GetUnknown()
+	m.GetHeader().ProtoReflect().SetUnknown(nil)
+	if known := (&pb.InternalRaftRequest{Header: &pb.RequestHeader{ID: 300}, Alarm: &pb.AlarmRequest{}}); len(field) == 0 || !proto.Equal(m, known) {
+		t.Fatalf("real members read %v", m)
+	}
+
+	// The next command into the same memory has none.
+	plain, err := AppendMessage(nil, KindAlarm, Header{ID: 1}, &pb.AlarmRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Decode(plain, &c); err != nil || c.FeatureLevel != nil {
+		t.Fatalf("decoded %+v, %v", c, err)
+	}
+
+	entry := func(change func(*pb.InternalRaftRequest)) []byte {
+		m := &pb.InternalRaftRequest{Header: &pb.RequestHeader{ID: 300}, Alarm: &pb.AlarmRequest{}}
+		m.GetHeader().ProtoReflect().SetUnknown(slices.Clone(field))
+		change(m)
+		return mustMarshal(t, m)
+	}
+	if err := Decode(entry(func(*pb.InternalRaftRequest) {}), &c); err != nil || c.FeatureLevel == nil {
+		t.Fatalf("the test makes no entry that counts: %v", err)
+	}
+	for what, data := range map[string][]byte{
+		"raises an alarm": entry(func(m *pb.InternalRaftRequest) { m.Alarm.Action = pb.AlarmRequest_ACTIVATE }),
+		"is no alarm request": entry(func(m *pb.InternalRaftRequest) {
+			m.Alarm, m.AuthStatus = nil, &pb.AuthStatusRequest{}
+		}),
+		"has it twice": entry(func(m *pb.InternalRaftRequest) {
+			m.Header.ProtoReflect().SetUnknown(append(slices.Clone(field), field...))
+		}),
+		"has it too short": entry(func(m *pb.InternalRaftRequest) {
+			b := slices.Clone(field[:len(field)-1])
+			b[3]--
+			m.Header.ProtoReflect().SetUnknown(b)
+		}),
+		"has it in the request": entry(func(m *pb.InternalRaftRequest) {
+			m.Header.ProtoReflect().SetUnknown(nil)
+			m.Alarm.ProtoReflect().SetUnknown(slices.Clone(field))
+		}),
+	} {
+		if err := Decode(data, &c); err != nil || c.FeatureLevel != nil {
+			t.Errorf("an entry that %s: level %v, error %v", what, c.FeatureLevel, err)
+		}
+	}
+	request := &pb.AlarmRequest{}
+	request.ProtoReflect().SetUnknown(slices.Clone(field))
+	if body, err := Normalize(KindAlarm, mustMarshal(t, request)); err != nil || len(body) != 0 {
+		t.Errorf("a client's request goes on as %x, %v", body, err)
+	}
+	if got, err := AppendFeatureLevel([]byte("x"), Header{}, want); !errors.Is(err, ErrDangerous) || string(got) != "x" {
+		t.Errorf("without an ID: %x, %v", got, err)
+	}
+}

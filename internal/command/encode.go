@@ -69,6 +69,10 @@ func headerSize(h Header) (n int) {
 func appendHeader(dst []byte, h Header) []byte {
 	dst = protowire.AppendTag(dst, fieldHeader, protowire.BytesType)
 	dst = protowire.AppendVarint(dst, uint64(headerSize(h)))
+	return appendHeaderFields(dst, h)
+}
+
+func appendHeaderFields(dst []byte, h Header) []byte {
 	if h.ID != 0 {
 		dst = protowire.AppendVarint(append(dst, 1<<3), h.ID)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -206,7 +207,7 @@ func checkDecode(t *testing.T, data []byte) string {
 	if got != nil {
 		t.Fatalf("%x: not decoded: %v; generated type %v", data, got, m)
 	}
-	if c.ID != want.ID || c.Header != want.Header || c.Kind != want.Kind || !proto.Equal(toMessage(&c), toMessage(&want)) {
+	if c.ID != want.ID || c.Header != want.Header || c.Kind != want.Kind || !reflect.DeepEqual(c.FeatureLevel, want.FeatureLevel) || !proto.Equal(toMessage(&c), toMessage(&want)) {
 		t.Fatalf("%x: decoded\n%v %+v %v, want\n%v %+v %v", data, c.Kind, c.Header, toMessage(&c), want.Kind, want.Header, toMessage(&want))
 	}
 	return way
@@ -220,6 +221,11 @@ func FuzzDecode(f *testing.F) {
 		}
 		f.Add(b)
 	}
+	level, err := AppendFeatureLevel(nil, Header{ID: 1}, FeatureLevel{Level: 1, Fingerprint: 2})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(level)
 	f.Add([]byte("\x08\x07\x12\x03PUT\x1a\x0a/0/version\x22\x053.5.0"))
 	f.Fuzz(func(t *testing.T, data []byte) { checkDecode(t, data) })
 }

@@ -142,6 +142,12 @@ func (c *Config) RequestTimeout() time.Duration {
 	return 5*time.Second + 2*time.Duration(c.ElectionMillis)*time.Millisecond
 }
 
+// PeerDialTimeout bounds a connection to a peer being made: 1 s plus an
+// election timeout (peer-protocol.md, section 0).
+func (c *Config) PeerDialTimeout() time.Duration {
+	return time.Second + time.Duration(c.ElectionMillis)*time.Millisecond
+}
+
 // Quota is the effective limit in bytes; 0 means none. The flag's 0 means the
 // default of 2 GiB, as in etcd, and a negative flag means none.
 func (c *Config) Quota() int64 {

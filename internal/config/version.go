@@ -7,6 +7,4 @@ const (
 	Version = "0.1.0"
 	// EtcdVersion is the release of etcd whose behaviour this one has.
 	EtcdVersion = "3.7.3"
-	// ClusterVersion is EtcdVersion with patch 0, as the cluster version has it.
-	ClusterVersion = "3.7.0"
 )

@@ -24,6 +24,7 @@ type checker struct {
 
 type entrySeen struct {
 	term uint64
+	conf bool
 	data string
 }
 
@@ -39,7 +40,7 @@ func (c *checker) fail(format string, args ...any) {
 
 // applied checks one entry and its result as they come out of a member's applier.
 func (c *checker) applied(member uint64, e *raftpb.Entry, r *Result) error {
-	seen := entrySeen{e.GetTerm(), string(e.GetData())}
+	seen := entrySeen{e.GetTerm(), e.GetType() == raftpb.EntryConfChange, string(e.GetData())}
 	if was, ok := c.log[e.GetIndex()]; ok && was != seen {
 		return fmt.Errorf("member %d applies %v at %d, where another applied %v", member, seen, e.GetIndex(), was)
 	}
@@ -103,6 +104,28 @@ func (c *checker) readDone(token int, err error, member uint64, life int, floor,
 		c.fail("member %d, life %d: a read saw index %d after %d had been acknowledged", member, life, index, floor)
 	}
 	c.acked = max(c.acked, index)
+}
+
+// holds checks that a machine, whatever snapshots brought it there, holds all that was applied anywhere up to where it is.
+func (c *checker) holds(sm *simMember) error {
+	list := sm.machine.list
+	for i := uint64(1); i <= sm.machine.index; i++ {
+		e, ok := c.log[i]
+		if !ok {
+			return fmt.Errorf("member %d is at index %d, and nobody applied %d", sm.id, sm.machine.index, i)
+		}
+		if e.conf || e.data == "" || e.data[8:] == "refuse" {
+			continue
+		}
+		if len(list) == 0 || list[0].index != i || list[0].term != e.term || string(encode(list[0].id, list[0].text)) != e.data {
+			return fmt.Errorf("member %d, at index %d, lacks what was applied at %d", sm.id, sm.machine.index, i)
+		}
+		list = list[1:]
+	}
+	if len(list) > 0 {
+		return fmt.Errorf("member %d, at index %d, holds more than was applied: %v", sm.id, sm.machine.index, list[0])
+	}
+	return nil
 }
 
 func (c *checker) settle() error {

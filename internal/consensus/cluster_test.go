@@ -2,6 +2,7 @@ package consensus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -17,9 +18,10 @@ import (
 
 // wires connects the Nodes of one process.
 type wires struct {
-	mu    sync.Mutex
-	nodes map[uint64]*Node
-	began time.Time
+	mu       sync.Mutex
+	nodes    map[uint64]*Node
+	machines map[uint64]*listMachine
+	began    time.Time
 }
 
 func (w *wires) node(id uint64) *Node {
@@ -30,10 +32,25 @@ func (w *wires) node(id uint64) *Node {
 
 func (w *wires) Send(msgs []*raftpb.Message) {
 	for _, m := range msgs {
-		if n := w.node(m.GetTo()); n != nil {
-			// A copy, as over a real wire.
-			_ = n.Receive(proto.Clone(m).(*raftpb.Message))
+		n := w.node(m.GetTo())
+		if n == nil {
+			continue
 		}
+		// A copy, as over a real wire.
+		m := proto.Clone(m).(*raftpb.Message)
+		if m.GetType() != raftpb.MsgSnap {
+			_ = n.Receive(m)
+			continue
+		}
+		// The state goes another way, and takes its time.
+		w.mu.Lock()
+		from, to := w.machines[m.GetFrom()], w.machines[m.GetTo()]
+		w.mu.Unlock()
+		go func() {
+			m.Snapshot = to.disk.receive(from)
+			err := n.Receive(m)
+			w.node(m.GetFrom()).ReportSnapshot(m.GetTo(), err == nil)
+		}()
 	}
 }
 
@@ -47,8 +64,8 @@ func (w *wires) ActiveSince(id uint64) time.Time {
 // TestClusterOnRaftlog runs three Nodes on real logs with little cache. The third starts late, so that most of what it needs
 // has to be read from the leader's disk.
 func TestClusterOnRaftlog(t *testing.T) {
-	w := &wires{nodes: map[uint64]*Node{}, began: time.Now()}
 	machines := map[uint64]*listMachine{}
+	w := &wires{nodes: map[uint64]*Node{}, machines: machines, began: time.Now()}
 	led := make(chan uint64, 100)
 	start := func(id uint64) {
 		log, err := raftlog.Open(raftlog.Options{FS: vfs.NewMem(), Dir: "raft", Identity: raftlog.Identity{ClusterID: 1, MemberID: id},
@@ -59,7 +76,9 @@ func TestClusterOnRaftlog(t *testing.T) {
 		if err := Bootstrap(log, []Founder{{ID: 1}, {ID: 2}, {ID: 3}}); err != nil {
 			t.Fatal(err)
 		}
+		w.mu.Lock()
 		machines[id] = newListMachine()
+		w.mu.Unlock()
 		n, err := Open(Options{ID: id, Log: log, Machine: machines[id], IDs: NewIDs(id, time.Now()), Transport: w, Tick: 10 * time.Millisecond,
 			MaxMessageBytes: 4 << 10, MaxInflightBytes: 16 << 10, RequestTimeout: time.Minute,
 			Listener: func(e Event) {
@@ -142,5 +161,173 @@ func TestClusterOnRaftlog(t *testing.T) {
 	})
 	if third.MayReadNow() {
 		t.Fatal("the leader of three may not read without asking")
+	}
+}
+
+// TestSnapshotOnRaftlog has a member join a cluster whose logs have forgotten how it began. It is sent a snapshot, stops, starts
+// again from what its log names, and leads in the end.
+func TestSnapshotOnRaftlog(t *testing.T) {
+	w := &wires{nodes: map[uint64]*Node{}, machines: map[uint64]*listMachine{}, began: time.Now()}
+	installed := make(chan SnapshotInstalled, 10)
+	led := make(chan uint64, 100)
+	fs := map[uint64]*vfs.MemFS{}
+	// start runs a member until stop is called.
+	start := func(id uint64) (stop func()) {
+		if fs[id] == nil {
+			fs[id] = vfs.NewCrashableMem()
+		}
+		log, err := raftlog.Open(raftlog.Options{FS: fs[id], Dir: "raft", Identity: raftlog.Identity{ClusterID: 1, MemberID: id}, SegmentBytes: 16 << 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		founded, err := Founded(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		machine := newListMachine()
+		if s, ok := log.Installed(); ok {
+			// What survives is the state that the log names.
+			disk := w.machines[id].disk
+			machine = disk.store(s.Dir).clone()
+			machine.disk = disk
+		} else if !founded && id < 3 {
+			if err := Bootstrap(log, []Founder{{ID: 1}, {ID: 2}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n, err := Open(Options{ID: id, Log: log, Machine: machine, IDs: NewIDs(id, time.Now()), Transport: w, Tick: 10 * time.Millisecond,
+			CatchUpEntries: 10, CatchUpBytes: 2 << 10, RequestTimeout: time.Minute,
+			Listener: func(e Event) {
+				switch e := e.(type) {
+				case LeadershipConfirmed:
+					led <- id
+				case SnapshotInstalled:
+					installed <- e
+				}
+			}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.mu.Lock()
+		w.nodes[id], w.machines[id] = n, machine
+		w.mu.Unlock()
+		ran := make(chan error, 1)
+		go func() { ran <- n.Run(context.Background()) }()
+		return sync.OnceFunc(func() {
+			w.mu.Lock()
+			delete(w.nodes, id)
+			w.mu.Unlock()
+			if err := n.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := <-ran; err != nil {
+				t.Error(err)
+			}
+			// The power fails: nothing that was not synced before is kept.
+			fs[id] = fs[id].CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+			if err := log.Abandon(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(start(1))
+	t.Cleanup(start(2))
+	leader := w.node(<-led)
+	answers := make(chan error, 1000)
+	propose := func(n *Node, text string) {
+		id := n.opt.IDs.Next()
+		if err := n.Propose(Proposal{ID: id, Data: encode(id, text), Done: func(_ Result, err error) { answers <- err }}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wait := func(count int) {
+		t.Helper()
+		for range count {
+			if err := <-answers; err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	const count = 300
+	for i := range count {
+		propose(leader, fmt.Sprintf("a%d", i))
+	}
+	wait(count)
+	waitFor(t, func() bool {
+		first, err := leader.opt.Log.FirstIndex()
+		return err == nil && first > count/2
+	})
+
+	stop := start(3)
+	join := func(typ raftpb.ConfChangeType) {
+		t.Helper()
+		cc := &raftpb.ConfChange{Id: new(leader.opt.IDs.Next()), NodeId: new(uint64(3)), Type: typ.Enum()}
+		if err := leader.ProposeConfChange(ConfProposal{Change: cc, Done: func(_ Result, err error) { answers <- err }}); err != nil {
+			t.Fatal(err)
+		}
+		wait(1)
+	}
+	join(raftpb.ConfChangeAddLearnerNode)
+	if s := <-installed; s.Index <= count/2 {
+		t.Fatalf("installed %+v", s)
+	}
+	waitFor(t, func() bool { return w.node(3).Applied() >= leader.Applied() })
+	join(raftpb.ConfChangeAddNode)
+	stop()
+	for i := range count / 2 {
+		propose(leader, fmt.Sprintf("b%d", i))
+	}
+	wait(count / 2)
+	t.Cleanup(start(3))
+	third := w.node(3)
+	waitFor(t, func() bool { return third.Applied() >= leader.Applied() })
+	if a, b := w.machines[leader.opt.ID].texts(), w.machines[3].texts(); !slices.Equal(a, b) {
+		t.Fatalf("the leader holds %d, the member that joined %d", len(a), len(b))
+	}
+
+	// Whoever leads hands over to another, and says so when that one leads.
+	handOver(t, w, leader)
+	waitFor(t, func() bool { return w.node(leader.opt.ID).Leader() != 0 && !leader.IsLeader() })
+	waitFor(t, func() bool { return third.Leader() != 0 })
+	if !third.IsLeader() {
+		// A member that does not lead has nothing to hand over.
+		if err := third.HandOver(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		w.node(third.Leader()).TransferLeadership(3)
+		waitFor(t, third.IsLeader)
+	}
+	propose(third, "last")
+	wait(1)
+}
+
+func handOver(t *testing.T, w *wires, leader *Node) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	// Nobody is connected, it seems.
+	w.mu.Lock()
+	nodes := w.nodes
+	w.nodes = map[uint64]*Node{}
+	w.mu.Unlock()
+	err := leader.HandOver(ctx)
+	w.mu.Lock()
+	w.nodes = nodes
+	w.mu.Unlock()
+	if !errors.Is(err, ErrNoSuccessor) {
+		t.Fatalf("handing over to nobody: %v", err)
+	}
+	waitFor(t, func() bool { return leader.IsLeader() || leader.Leader() != 0 })
+	if err := leader.HandOver(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if leader.IsLeader() {
+		t.Fatal("it still leads")
+	}
+	// Alone, or at an end.
+	done, end := context.WithCancel(ctx)
+	end()
+	if err := leader.HandOver(done); err != nil {
+		t.Fatalf("a member that does not lead: %v", err)
 	}
 }

@@ -15,6 +15,7 @@
 //	C5: a read is answered at an index that a quorum confirmed after the read arrived, and that is applied here.
 //	C6: the log is cut only below what the machine has made durable.
 //	C7: everything that waits here is counted against a limit.
+//	C8: a snapshot is installed after the log says durably that it is, with the machine idle, and acknowledged after that.
 package consensus
 
 import (
@@ -52,8 +53,12 @@ var (
 	ErrStoreAhead = errors.New("consensus: store is ahead of the log")
 	// ErrLogGap: the log begins after the entry the machine needs next.
 	ErrLogGap = errors.New("consensus: log begins too late for the store")
-	// ErrStoreMismatch: log and machine disagree about the term of the entry last applied.
+	// ErrStoreMismatch: log and machine disagree about the term of the entry last applied, or about an installed snapshot.
 	ErrStoreMismatch = errors.New("consensus: store and log do not belong together")
+	// ErrLogLost: a leader knows that this member acknowledged entries that its log does not hold.
+	ErrLogLost = errors.New("consensus: the log has lost what was acknowledged")
+	// ErrNoSuccessor: no other voter is connected that could lead.
+	ErrNoSuccessor = errors.New("consensus: no other voter is connected to hand leadership to")
 )
 
 // Result is what the machine made of one entry.
@@ -77,16 +82,27 @@ type Machine interface {
 	// the first conf change. It is called from one goroutine. The entries are immutable and may be kept. An error means
 	// that the disk failed; the member stops.
 	Apply(entries []*raftpb.Entry) ([]Result, error)
-	// Applied returns index and term of the last entry applied, 0 and 0 if there is none. Called before Run only.
+	// Applied returns index and term of the last entry applied, 0 and 0 if there is none. Called before Run, and right after
+	// Install.
 	Applied() (index, term uint64)
-	// ConfState returns the members after the last entry applied. Called before Run only.
+	// ConfState returns the members after the last entry applied. Called when Applied is.
 	ConfState() *raftpb.ConfState
+	// Received tells whether the state belonging to a snapshot of this index and term has arrived and is synced, and in which
+	// directory. From then on the answer stays, until a later snapshot is installed. It may be called from any goroutine
+	// and must not block for long.
+	Received(index, term uint64) (dir string, ok bool)
+	// Install replaces the machine's state by the one in s.Dir, as of entry s.Index. The log already says durably that this
+	// is the state: a start after a crash opens s.Dir, whether Install had begun or ended. No Apply runs meanwhile, and the next
+	// one continues after s.Index. An error stops the member.
+	Install(s raftlog.Snapshot) error
 }
 
 // Log is the durable raft log: package raftlog, or a test's. Its comments say who may call what; here the writer calls
-// Write, Sync and Mark, another goroutine Compact, Prepare and Prefetch, and raft the rest.
+// Write, Sync and Mark, another goroutine Compact, Prepare and Prefetch, and raft the rest. Its Snapshot is not asked.
 type Log interface {
 	raft.Storage
+	// Installed returns the snapshot last installed on this member, if any. Called before raft starts.
+	Installed() (raftlog.Snapshot, bool)
 	// SetInitialState says, before raft starts, who the members are as of the last entry applied, and that everything up to
 	// it is committed.
 	SetInitialState(applied uint64, cs *raftpb.ConfState)

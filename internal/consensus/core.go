@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
@@ -23,8 +24,11 @@ type Core struct {
 	leader, term uint64
 	commit       uint64
 	leaderSince  time.Time // when leader was last seen to become someone
+	leaderGone   bool      // leader was removed since: it hears nobody any more, and another is to come
 	sole         bool      // this member is the only voter
 	learner      bool
+	last         uint64 // index of the last entry given to the log
+	beat         uint64 // highest count of reads asked about in heartbeats of this term
 	// firstOfTerm is the index of the entry this leader began its term with; 0 if not leader.
 	firstOfTerm uint64
 	confirmed   bool // firstOfTerm has been applied
@@ -34,6 +38,9 @@ type Core struct {
 	confInApply bool
 	applied     uint64
 	appliedTerm uint64
+	confState   *raftpb.ConfState // as of applied
+	confMoving  bool              // raft is being told of a conf change; applied has not caught up
+	restored    uint64            // index of the snapshot that raft took last, installed or about to be
 
 	waiters *waiters
 	queue   []proposal // registered, not yet given to raft: no leader is known
@@ -56,6 +63,13 @@ type Core struct {
 	voters       []uint64
 	members      []Progress // refreshed once a tick, never changed afterwards
 	leaderSeen   uint64     // how many leaders so far
+
+	followers  map[uint64]*follower // of this leader, by ID
+	persist    persistTimer
+	handedOver time.Time // when leadership was last given up for a slow disk
+	failed     error     // why no further step may follow, besides the log's failures
+	refusedAt  time.Time // when a refused message was last logged
+	refused    int       // not logged since
 
 	entries []raftpb.Entry // reused for batches that raft copies
 	batch   []*raftpb.Entry
@@ -87,10 +101,18 @@ type Input struct {
 
 	// Prefetched says that a prefetch has ended, however.
 	Prefetched bool
-	// Unreachable are members that messages could not be sent to.
+	// Unreachable are members that messages could not be sent to, Snapshots what became of snapshots.
 	Unreachable []uint64
-	// TransferTo asks the leader to hand over to this member, if not 0.
+	Snapshots   []SnapshotReport
+	// TransferTo asks the leader to hand over to this member, if not 0; HandOver, to whoever is best.
 	TransferTo uint64
+	HandOver   bool
+}
+
+// SnapshotReport says whether a member has received the snapshot that was sent to it.
+type SnapshotReport struct {
+	Member uint64
+	OK     bool
 }
 
 // ConfProposal asks for a change of members. Its identity is the change's own id.
@@ -162,12 +184,19 @@ func NewCore(opt Options, now time.Time) (*Core, error) {
 	if err != nil {
 		return nil, err
 	}
-	log := &guarded{Log: opt.Log}
-	rn, err := raft.NewRawNode(&raft.Config{
+	c := &Core{
+		opt: opt, now: now,
+		role: raft.StateFollower, term: from.term, commit: from.commit, applied: from.applied, appliedTerm: from.appliedTerm,
+		last: from.last, cutTo: from.first - 1, dirtySince: now, campaign: true,
+		waiters: newWaiters(opt.Tick, opt.RequestTimeout, now), followers: map[uint64]*follower{},
+	}
+	c.log = &guarded{Log: opt.Log, snapshot: c.snapshot}
+	c.conf(from.conf)
+	c.rn, err = raft.NewRawNode(&raft.Config{
 		ID:                        opt.ID,
 		ElectionTick:              opt.ElectionTicks,
 		HeartbeatTick:             opt.HeartbeatTicks,
-		Storage:                   log,
+		Storage:                   c.log,
 		Applied:                   from.applied,
 		AsyncStorageWrites:        true,
 		MaxSizePerMsg:             opt.MaxMessageBytes,
@@ -182,13 +211,6 @@ func NewCore(opt Options, now time.Time) (*Core, error) {
 	if err != nil {
 		return nil, fmt.Errorf("consensus: starting raft: %w", err)
 	}
-	c := &Core{
-		opt: opt, log: log, rn: rn, now: now,
-		role: raft.StateFollower, term: from.term, commit: from.commit, applied: from.applied, appliedTerm: from.appliedTerm,
-		cutTo: from.first - 1, dirtySince: now, campaign: true,
-		waiters: newWaiters(opt.Tick, opt.RequestTimeout, now),
-	}
-	c.conf(from.conf)
 	opt.Log.SetOnMiss(c.onMiss)
 	if !opt.NoTickAdvance {
 		c.advanceUntil = now.Add(5 * time.Second)
@@ -203,7 +225,7 @@ func (c *Core) Step(in *Input, out *Output) {
 	c.prefetch = Span{}
 	c.fetching = c.fetching && !in.Prefetched
 	for _, m := range in.Stored {
-		c.step(m)
+		c.onStored(m, out)
 	}
 	for i := range in.Applied {
 		c.onApplied(&in.Applied[i], out)
@@ -215,6 +237,16 @@ func (c *Core) Step(in *Input, out *Output) {
 	}
 	for _, id := range in.Unreachable {
 		c.rn.ReportUnreachable(id)
+	}
+	for _, r := range in.Snapshots {
+		status := raft.SnapshotFinish
+		if !r.OK {
+			status = raft.SnapshotFailure
+		}
+		c.rn.ReportSnapshot(r.Member, status)
+	}
+	if in.HandOver && c.role == raft.StateLeader && c.rn.BasicStatus().LeadTransferee == raft.None {
+		in.TransferTo = c.successor()
 	}
 	if in.TransferTo != 0 {
 		c.rn.TransferLeader(in.TransferTo)
@@ -238,7 +270,7 @@ func (c *Core) Step(in *Input, out *Output) {
 		c.standForElection()
 		c.propose(out)
 		c.askReads(out)
-		if c.log.failed != nil || !c.rn.HasReady() {
+		if c.Err() != nil || !c.rn.HasReady() {
 			break
 		}
 		c.ready(out)
@@ -248,8 +280,13 @@ func (c *Core) Step(in *Input, out *Output) {
 	out.Prefetch = c.prefetch
 }
 
-// Err returns why no further step may follow, nil if one may: the log could not be read.
-func (c *Core) Err() error { return c.log.failed }
+// Err returns why no further step may follow, nil if one may: the log could not be read, or has lost what it held.
+func (c *Core) Err() error {
+	if c.failed != nil {
+		return c.failed
+	}
+	return c.log.failed
+}
 
 // Stop ends everything that waits with ErrStopped, in's proposals and reads included; who was waiting for an entry that in
 // reports as applied is told so. No step may follow.
@@ -319,13 +356,50 @@ func (c *Core) ready(out *Output) {
 		case raft.LocalApplyThread:
 			c.held = append(c.held, m.GetEntries()...)
 		default:
+			c.onSend(m)
 			out.Send = append(out.Send, m)
 		}
 	}
 }
 
-// onAppend notes where this leader's term begins.
+// onStored hears what the log writer has done.
+func (c *Core) onStored(m *raftpb.Message, out *Output) {
+	c.step(m)
+	if m.GetType() != raftpb.MsgStorageAppendResp {
+		return
+	}
+	c.persist.stored(c.now, c.opt.SlowDisk)
+	if s := m.GetSnapshot(); !raft.IsEmptySnap(s) {
+		c.onInstalled(s.GetMetadata(), out)
+	}
+}
+
+// onSend notes what a leader asks its followers.
+func (c *Core) onSend(m *raftpb.Message) {
+	switch m.GetType() {
+	case raftpb.MsgHeartbeat:
+		if ctx := m.GetContext(); len(ctx) == 8 {
+			c.beat = max(c.beat, binary.LittleEndian.Uint64(ctx))
+		}
+	case raftpb.MsgApp:
+		if n := len(m.GetEntries()); n > 0 {
+			c.follower(m.GetTo()).ack.begin(m.GetEntries()[n-1].GetIndex(), c.now)
+		}
+	}
+}
+
+// onAppend notes where the log will end, that a snapshot is about to take the place of what is applied, and where this leader's
+// term begins.
 func (c *Core) onAppend(m *raftpb.Message) {
+	if s := m.GetSnapshot(); !raft.IsEmptySnap(s) {
+		c.onRestored(s.GetMetadata())
+	}
+	if n := len(m.GetEntries()); n > 0 {
+		c.last = m.GetEntries()[n-1].GetIndex()
+	}
+	if n := len(m.GetResponses()); n > 0 && m.GetResponses()[n-1].GetType() == raftpb.MsgStorageAppendResp {
+		c.persist.sent(len(m.GetEntries()) > 0, c.now)
+	}
 	for _, e := range m.GetEntries() {
 		if c.role == raft.StateLeader && c.firstOfTerm == 0 && e.GetTerm() == c.term {
 			c.firstOfTerm = e.GetIndex()
@@ -336,13 +410,15 @@ func (c *Core) onAppend(m *raftpb.Message) {
 func (c *Core) onSoftState(s raft.SoftState, out *Output) {
 	if s.RaftState != raft.StateLeader || c.role != raft.StateLeader {
 		c.firstOfTerm, c.confirmed = 0, false
+		c.beat, c.persist.strikes = 0, 0
+		clear(c.followers)
 	}
 	c.role = s.RaftState
 	if s.Lead == c.leader {
 		return
 	}
 	out.Events = append(out.Events, LeaderChanged{Old: c.leader, New: s.Lead, Term: c.term})
-	c.leader = s.Lead
+	c.leader, c.leaderGone = s.Lead, false
 	c.confSent, c.confStuck = 0, false
 	if s.Lead == raft.None {
 		return
@@ -373,28 +449,38 @@ func (c *Core) handOver(out *Output) {
 }
 
 // onApplied tells raft and those who wait what the machine has done. raft first: whoever hears that a change of members is
-// done may ask for the next one at once.
+// done may ask for the next one at once. Of entries at or below a snapshot that raft has taken meanwhile raft is not told how they
+// changed the members: it knows of later members already.
 func (c *Core) onApplied(a *Applied, out *Output) {
+	entries := a.Entries[a.Covered:]
 	for i := range a.Results {
 		r := &a.Results[i]
-		if a.Entries[i].GetType() == raftpb.EntryNormal {
+		if entries[i].GetType() == raftpb.EntryNormal || entries[i].GetIndex() <= c.restored {
 			continue
 		}
 		if r.ConfChange == nil {
 			panic(fmt.Sprintf("consensus: the machine answered the conf change at index %d without a change", r.Index))
 		}
+		c.confMoving = true
 		cs := c.rn.ApplyConfChange(r.ConfChange)
+		c.confMoving = false
 		c.conf(cs)
 		c.confInApply = false
-		if r.ConfChange.GetNodeId() != raft.None {
-			out.Events = append(out.Events, MembersChanged{Index: a.Entries[i].GetIndex(), ConfState: cs})
+		if id := r.ConfChange.GetNodeId(); id != raft.None {
+			if r.ConfChange.GetType() == raftpb.ConfChangeRemoveNode && id == c.leader && id != c.opt.ID {
+				c.leaderGone = true
+				c.campaign = c.sole // nobody else is there to vote
+			}
+			out.Events = append(out.Events, MembersChanged{Index: entries[i].GetIndex(), ConfState: cs})
 		}
+	}
+	// Before raft hears of it: what it sends then may be a snapshot, which is of what is applied, members included.
+	if n := len(entries); n > 0 && entries[n-1].GetIndex() > c.applied {
+		c.applied, c.appliedTerm = entries[n-1].GetIndex(), entries[n-1].GetTerm()
 	}
 	c.step(&raftpb.Message{
 		Type: raftpb.MsgStorageApplyResp.Enum(), To: new(c.opt.ID), From: new(raft.LocalApplyThread), Entries: a.Entries,
 	})
-	last := a.Entries[len(a.Entries)-1]
-	c.applied, c.appliedTerm = last.GetIndex(), last.GetTerm()
 	c.confStuck = false
 	c.handOver(out)
 	for i := range a.Results {
@@ -413,6 +499,7 @@ func (c *Core) onApplied(a *Applied, out *Output) {
 
 // conf notes who the members are.
 func (c *Core) conf(cs *raftpb.ConfState) {
+	c.confState = cs
 	c.voters = slices.Clone(cs.GetVoters())
 	c.sole = len(cs.GetVoters()) == 1 && cs.GetVoters()[0] == c.opt.ID && len(cs.GetVotersOutgoing()) == 0
 	c.learner = slices.Contains(cs.GetLearners(), c.opt.ID)
@@ -425,7 +512,7 @@ func (c *Core) standForElection() {
 		return
 	}
 	c.campaign = false
-	if c.sole && c.leader == raft.None {
+	if c.sole && (c.leader == raft.None || c.leaderGone) {
 		if err := c.rn.Campaign(); err != nil {
 			c.opt.Logger.Warn("standing for election failed", "error", err)
 		}

@@ -1,6 +1,10 @@
 package consensus
 
-import "go.etcd.io/raft/v3/raftpb"
+import (
+	"time"
+
+	"go.etcd.io/raft/v3/raftpb"
+)
 
 // Event is a rare happening that Options.Listener hears of: one of the types below.
 type Event interface{ event() }
@@ -23,6 +27,19 @@ type MembersChanged struct {
 	ConfState *raftpb.ConfState
 }
 
+// SnapshotInstalled says that the machine's state was replaced by a snapshot of the leader's, as of entry Index.
+type SnapshotInstalled struct {
+	Index, Term uint64
+}
+
+// LeadershipHandedOver says that this member, as leader, asked a voter to take over, for Reason. Own is the time that its own log
+// takes to store an entry, Theirs that which the other takes to acknowledge one.
+type LeadershipHandedOver struct {
+	To          uint64
+	Own, Theirs time.Duration
+	Reason      string
+}
+
 // LogCut says that the log was allowed to forget all entries up to and including Index.
 type LogCut struct {
 	Index, Durable uint64
@@ -35,8 +52,10 @@ type FlushAsked struct {
 	Durable  uint64
 }
 
-func (LeaderChanged) event()       {}
-func (LeadershipConfirmed) event() {}
-func (MembersChanged) event()      {}
-func (LogCut) event()              {}
-func (FlushAsked) event()          {}
+func (LeaderChanged) event()        {}
+func (LeadershipConfirmed) event()  {}
+func (MembersChanged) event()       {}
+func (SnapshotInstalled) event()    {}
+func (LeadershipHandedOver) event() {}
+func (LogCut) event()               {}
+func (FlushAsked) event()           {}

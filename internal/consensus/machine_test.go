@@ -9,6 +9,8 @@ import (
 
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/engram-kv/engram/internal/raftlog"
 )
 
 var errRefused = errors.New("refused by the machine")
@@ -23,14 +25,66 @@ type listMachine struct {
 	list  []applied
 	fail  error
 	gate  chan struct{} // if not nil, Apply waits for a token
+	disk  *listDisk
+	// onInstall, if not nil, is asked before and after Install has done its work.
+	onInstall func(done bool) error
 }
+
+// listDisk holds what was received for a member, by directory.
+type listDisk struct {
+	mu     sync.Mutex
+	stores map[string]*listMachine
+}
+
+// receive stores what another machine holds and returns the message that says so.
+func (d *listDisk) receive(from *listMachine) *raftpb.Snapshot {
+	state := from.clone()
+	state.disk = d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stores[storeName(state.index, state.term)] = state
+	return &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{
+		Index: new(state.index), Term: new(state.term), ConfState: proto.Clone(state.conf).(*raftpb.ConfState),
+	}}
+}
+
+func (d *listDisk) store(dir string) *listMachine {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.stores[dir]
+}
+
+func storeName(index, term uint64) string { return fmt.Sprintf("snapshot-%d-%d", index, term) }
 
 type applied struct {
 	index, term, id uint64
 	text            string
 }
 
-func newListMachine() *listMachine { return &listMachine{conf: &raftpb.ConfState{}} }
+func newListMachine() *listMachine {
+	return &listMachine{conf: &raftpb.ConfState{}, disk: &listDisk{stores: map[string]*listMachine{}}}
+}
+
+func (m *listMachine) Received(index, term uint64) (string, bool) {
+	dir := storeName(index, term)
+	return dir, m.disk.store(dir) != nil
+}
+
+func (m *listMachine) Install(s raftlog.Snapshot) error {
+	if m.onInstall != nil {
+		if err := m.onInstall(false); err != nil {
+			return err
+		}
+	}
+	state := m.disk.store(s.Dir).clone()
+	m.mu.Lock()
+	m.index, m.term, m.conf, m.list = state.index, state.term, state.conf, state.list
+	m.mu.Unlock()
+	if m.onInstall != nil {
+		return m.onInstall(true)
+	}
+	return nil
+}
 
 func encode(id uint64, text string) []byte {
 	return append(binary.BigEndian.AppendUint64(nil, id), text...)
@@ -39,7 +93,7 @@ func encode(id uint64, text string) []byte {
 func (m *listMachine) clone() *listMachine {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return &listMachine{index: m.index, term: m.term, conf: proto.Clone(m.conf).(*raftpb.ConfState), list: slices.Clone(m.list)}
+	return &listMachine{index: m.index, term: m.term, conf: proto.Clone(m.conf).(*raftpb.ConfState), list: slices.Clone(m.list), disk: m.disk}
 }
 
 func (m *listMachine) Applied() (uint64, uint64) {
@@ -108,7 +162,9 @@ func (m *listMachine) confChange(e *raftpb.Entry, r *Result) {
 		panic(err)
 	}
 	r.ID, r.ConfChange = cc.GetId(), cc
-	if string(cc.GetContext()) == "refuse" {
+	// As a machine must: raft does not survive a change that leaves no voters.
+	last := slices.Equal(m.conf.Voters, []uint64{cc.GetNodeId()}) && cc.GetType() != raftpb.ConfChangeAddNode
+	if string(cc.GetContext()) == "refuse" || last || cc.GetType() > raftpb.ConfChangeAddLearnerNode {
 		cc.NodeId = new(uint64(0))
 		r.Err = errRefused
 		return

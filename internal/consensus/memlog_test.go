@@ -32,6 +32,7 @@ type memState struct {
 	cut, cutTerm uint64
 	entries      []*raftpb.Entry // the first has index cut+1
 	hard         *raftpb.HardState
+	snap         *raftlog.Snapshot
 }
 
 func newMemLog() *memLog { return &memLog{} }
@@ -45,6 +46,12 @@ func (s *memState) clone() memState {
 }
 
 func (s *memState) add(a raftlog.Append) error {
+	if n := a.Snapshot; n != nil {
+		if n.Index <= s.cut || n.Index < s.hard.GetCommit() {
+			return errors.New("memlog: snapshot out of order")
+		}
+		s.snap, s.cut, s.cutTerm, s.entries = n, n.Index, n.Term, nil
+	}
 	if len(a.Entries) > 0 {
 		first := a.Entries[0].GetIndex()
 		if first <= s.cut || first > s.last()+1 {
@@ -67,10 +74,6 @@ func (l *memLog) crash(keep int) *memLog {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	st := l.durable.clone()
-	st.cut, st.cutTerm = l.st.cut, l.st.cutTerm
-	if l.durable.cut < st.cut {
-		st.entries = st.entries[st.cut-l.durable.cut:]
-	}
 	for _, a := range l.pending[:min(keep, len(l.pending))] {
 		if err := st.add(a); err != nil {
 			panic(err)
@@ -79,10 +82,28 @@ func (l *memLog) crash(keep int) *memLog {
 	return &memLog{st: st, durable: st.clone()}
 }
 
+func (s *memState) compact(index uint64) {
+	if index <= s.cut || index > s.last() {
+		return
+	}
+	s.cutTerm = s.entries[index-s.cut-1].GetTerm()
+	s.entries = slices.Clone(s.entries[index-s.cut:])
+	s.cut = index
+}
+
+func (l *memLog) Installed() (raftlog.Snapshot, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.st.snap == nil {
+		return raftlog.Snapshot{}, false
+	}
+	return *l.st.snap, true
+}
+
 func (l *memLog) InitialState() (*raftpb.HardState, *raftpb.ConfState, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.st.hard == nil && l.applied == 0 {
+	if l.st.hard == nil && l.applied == 0 && l.st.cut == 0 {
 		return nil, proto.Clone(l.conf).(*raftpb.ConfState), nil
 	}
 	hs := &raftpb.HardState{Term: new(l.st.hard.GetTerm()), Vote: new(l.st.hard.GetVote()),
@@ -147,9 +168,7 @@ func (l *memLog) LastIndex() (uint64, error) {
 	return l.st.last(), nil
 }
 
-func (l *memLog) Snapshot() (*raftpb.Snapshot, error) {
-	return nil, raft.ErrSnapshotTemporarilyUnavailable
-}
+func (l *memLog) Snapshot() (*raftpb.Snapshot, error) { panic("the log is not asked for a snapshot") }
 
 func (l *memLog) Write(appends []raftlog.Append) (bool, error) {
 	l.mu.Lock()
@@ -160,10 +179,14 @@ func (l *memLog) Write(appends []raftlog.Append) (bool, error) {
 	}
 	for _, a := range appends {
 		old := l.st.hard
-		l.mustSync = l.mustSync || len(a.Entries) > 0 ||
+		l.mustSync = l.mustSync || len(a.Entries) > 0 || a.Snapshot != nil ||
 			a.HardState != nil && (a.HardState.GetTerm() != old.GetTerm() || a.HardState.GetVote() != old.GetVote())
 		if err := l.st.add(a); err != nil {
 			return false, err
+		}
+		if a.Snapshot != nil { // a record of its own, which a crash may leave alone
+			l.pending = append(l.pending, raftlog.Append{Snapshot: a.Snapshot})
+			a.Snapshot = nil
 		}
 		l.pending = append(l.pending, a)
 	}
@@ -197,12 +220,8 @@ func (l *memLog) Mark() error {
 func (l *memLog) Compact(index uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if index <= l.st.cut {
-		return nil
-	}
-	e := l.st.entries[index-l.st.cut-1]
-	l.st.entries = slices.Clone(l.st.entries[index-l.st.cut:])
-	l.st.cut, l.st.cutTerm = index, e.GetTerm()
+	l.st.compact(index)
+	l.durable.compact(index)
 	return nil
 }
 

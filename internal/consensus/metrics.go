@@ -1,8 +1,13 @@
 package consensus
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"fmt"
+	"time"
 
-// Metrics are the series of this package, under etcd's names. It is a prometheus.Collector: the server registers it.
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Metrics are the series of this package: etcd's under their names, and how fast the members' disks are under ours. It is a prometheus.Collector: the server registers it.
 type Metrics struct {
 	HasLeader          prometheus.Gauge
 	IsLeader           prometheus.Gauge
@@ -14,7 +19,10 @@ type Metrics struct {
 	ProposalsFailed    prometheus.Counter
 	SlowReadIndexes    prometheus.Counter
 	ReadIndexesFailed  prometheus.Counter
+	PersistLatency     prometheus.Gauge
+	AckLatency         *prometheus.GaugeVec
 	all                []prometheus.Collector
+	acks               int // series of AckLatency
 }
 
 // NewMetrics returns series that stand at zero and are registered nowhere.
@@ -40,7 +48,29 @@ func NewMetrics() *Metrics {
 	m.ProposalsFailed = counter("proposals_failed_total", "The total number of failed proposals seen.")
 	m.SlowReadIndexes = counter("slow_read_indexes_total", "The total number of pending read indexes not in sync with leader's or timed out read index requests.")
 	m.ReadIndexesFailed = counter("read_indexes_failed_total", "The total number of failed read indexes seen.")
+	m.PersistLatency = prometheus.NewGauge(prometheus.GaugeOpts{Name: "engram_raft_persist_latency_seconds",
+		Help: "How long the raft log of this member takes to store entries, smoothed, and at least as long as the present write has taken."})
+	m.AckLatency = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "engram_raft_ack_latency_seconds",
+		Help: "On a leader, how long a member takes to acknowledge entries, smoothed, and at least as long as it has taken for those sent to it."},
+		[]string{"To"})
+	m.all = append(m.all, m.PersistLatency, m.AckLatency)
 	return m
+}
+
+// observe shows how fast this member's disk is, and those of the others, if it leads them.
+func (m *Metrics) observe(persist time.Duration, self uint64, members []Progress) {
+	m.PersistLatency.Set(persist.Seconds())
+	if members == nil && m.acks == 0 {
+		return
+	}
+	m.AckLatency.Reset()
+	m.acks = 0
+	for i := range members {
+		if p := &members[i]; p.ID != self {
+			m.AckLatency.WithLabelValues(fmt.Sprintf("%x", p.ID)).Set(p.AckLatency.Seconds())
+			m.acks++
+		}
+	}
 }
 
 // Describe implements prometheus.Collector.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,12 +56,13 @@ func Open(opt Options) (*Node, error) {
 	}
 	n := &Node{
 		opt: opt, core: core, born: now,
-		writer: NewLogWriter(opt.ID, opt.Log), applier: NewApplier(opt.Machine),
+		applier: NewApplier(opt.Machine),
 		in:      mailbox{wake: make(chan struct{}, 1)},
 		toWrite: newQueue[*raftpb.Message](), toApply: newQueue[*raftpb.Entry](), chores: newQueue[chore](),
 		done: newQueue[Completion](), read: newQueue[ReadCompletion](),
 		failed: make(chan error, 1), stopped: make(chan struct{}),
 	}
+	n.writer = NewLogWriter(opt.ID, opt.Log, n.applier)
 	n.cell.publish(core)
 	return n, nil
 }
@@ -161,12 +163,74 @@ func (n *Node) ReportUnreachable(member uint64) {
 	}
 }
 
+// ReportSnapshot tells raft whether a member has received the snapshot sent to it. Without either answer raft sends that member
+// nothing more.
+func (n *Node) ReportSnapshot(member uint64, ok bool) {
+	if n.in.open() {
+		// The last word counts, so there is at most one for each member.
+		list := slices.DeleteFunc(n.in.in.Snapshots, func(r SnapshotReport) bool { return r.Member == member })
+		n.in.in.Snapshots = append(list, SnapshotReport{member, ok})
+		n.in.shut()
+	}
+}
+
 // TransferLeadership asks the leader to hand over to a member. Whether it did shows in Leader, within an election time-out.
 func (n *Node) TransferLeadership(to uint64) {
 	if n.in.open() {
 		n.in.in.TransferTo = to
 		n.in.shut()
 	}
+}
+
+// HandOver has another voter lead before this member stops, the one connected for the longest time that has all that is committed. It
+// blocks until another leads (nil), ctx ends (its error), or no other voter is connected (ErrNoSuccessor). A member that does
+// not lead, or that has no other voter beside it, has nothing to hand over.
+func (n *Node) HandOver(ctx context.Context) error {
+	for asked := false; ; asked = true {
+		changed := n.cell.leaderChanges()
+		switch leader := n.Leader(); {
+		case leader == n.opt.ID:
+			others, connected := n.otherVoters()
+			if others == 0 {
+				return nil
+			}
+			if connected == 0 {
+				return ErrNoSuccessor
+			}
+			if n.in.open() {
+				n.in.in.HandOver = true
+				n.in.shut()
+			}
+		case leader != raft.None || !asked:
+			return nil
+		}
+		// Asked again and again: raft gives up after an election time-out, for the other may have been too slow.
+		again := n.opt.Clock.NewTimer(n.opt.Tick)
+		select {
+		case <-changed:
+		case <-again.C():
+		case <-n.stopped:
+			return ErrStopped
+		case <-ctx.Done():
+			again.Stop()
+			return ctx.Err()
+		}
+		again.Stop()
+	}
+}
+
+// otherVoters counts the voters besides this member, and those of them that are connected.
+func (n *Node) otherVoters() (others, connected int) {
+	for _, id := range *n.cell.voters.Load() {
+		if id == n.opt.ID {
+			continue
+		}
+		others++
+		if n.opt.Transport != nil && !n.opt.Transport.ActiveSince(id).IsZero() {
+			connected++
+		}
+	}
+	return others, connected
 }
 
 // reserve counts a proposal against the limits.
@@ -303,6 +367,9 @@ func (n *Node) dispatch(out *Output) {
 		n.chores.put(chore{out.CutTo, out.Prefetch})
 	}
 	for _, e := range out.Events {
+		if _, ok := e.(LeaderChanged); ok {
+			n.cell.wakeLeaderWaiters()
+		}
 		n.opt.Listener(e)
 	}
 	if out.StartFlush {
@@ -324,6 +391,9 @@ func (n *Node) onTick(out *Output, idle int) int {
 	members := n.core.members
 	n.cell.members.Store(&members)
 	m, c := n.opt.Metrics, n.core
+	persist := c.persist.estimate(c.now)
+	n.cell.persist.Store(int64(persist))
+	m.observe(persist, c.opt.ID, members)
 	m.HasLeader.Set(number(c.leader != raft.None))
 	m.IsLeader.Set(number(c.role == raft.StateLeader))
 	m.IsLearner.Set(number(c.learner))

@@ -85,9 +85,12 @@ type Options struct {
 	FlushLogBytes int64
 	FlushAge      time.Duration
 	// The log keeps CatchUpEntries (5000) applied entries, or as many of them as fit in CatchUpBytes (256 MiB), for peers that
-	// lag behind.
+	// come back. For a follower that is there it keeps what that one lacks, as long as it fits in CatchUpBytes.
 	CatchUpEntries uint64
 	CatchUpBytes   int64
+	// SlowDisk is how long a leader's own log may take to store an entry (500 ms). One that takes longer, again and again, hands
+	// leadership to a voter that is at least 8 times faster, at most once a minute. A negative value turns that off.
+	SlowDisk time.Duration
 }
 
 // withDefaults fills what is zero and reports everything that cannot work.
@@ -114,6 +117,7 @@ func (o Options) withDefaults() (Options, error) {
 	o.FlushAge = cmp.Or(o.FlushAge, 5*time.Minute)
 	o.CatchUpEntries = cmp.Or(o.CatchUpEntries, 5000)
 	o.CatchUpBytes = cmp.Or(o.CatchUpBytes, 256<<20)
+	o.SlowDisk = cmp.Or(o.SlowDisk, 500*time.Millisecond)
 	if o.Clock == nil {
 		o.Clock = clock.Real()
 	}

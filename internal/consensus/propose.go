@@ -62,9 +62,10 @@ func (c *Core) admit(id uint64, done func(Result, error), size int, deadline tim
 	return false
 }
 
-// propose gives raft what waits, once a leader is known: everything in one message, unless that grew too long.
+// propose gives raft what waits, once a leader is known: everything in one message, unless that grew too long. What is sent to a
+// leader that was removed would be lost, and its proposers would wait for nothing.
 func (c *Core) propose(out *Output) {
-	if c.leader == raft.None {
+	if c.leader == raft.None || c.leaderGone {
 		return
 	}
 	for len(c.queue) > 0 {

@@ -101,6 +101,7 @@ func (b *mailbox) take(used Input) Input {
 	next := Input{
 		Received: used.Received[:0], Stored: used.Stored[:0], Applied: used.Applied[:0], Proposals: used.Proposals[:0],
 		ConfChanges: used.ConfChanges[:0], Cancels: used.Cancels[:0], Reads: used.Reads[:0], Unreachable: used.Unreachable[:0],
+		Snapshots: used.Snapshots[:0],
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

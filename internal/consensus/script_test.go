@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
 )
 
 // script drives one Core step by step. The log writer and the applier run only when told to; peers are played by the
@@ -36,6 +37,9 @@ type script struct {
 	gate      error
 	connected map[uint64]time.Time
 	opt       Options
+
+	failInstall error
+	late        Applied
 }
 
 func (s *script) Send(msgs []*raftpb.Message)         {}
@@ -65,6 +69,9 @@ func (s *script) step(in Input) string {
 	}
 	if out.CutTo != 0 {
 		fmt.Fprintf(s.said, "cut to %d\n", out.CutTo)
+		if err := s.log.Compact(out.CutTo); err != nil {
+			s.t.Fatal(err)
+		}
 	}
 	if out.StartFlush {
 		fmt.Fprintf(s.said, "start flush\n")
@@ -111,11 +118,21 @@ func describe(m *raftpb.Message) string {
 	if len(list) > 0 {
 		fmt.Fprintf(&b, " [%s]", strings.Join(list, ", "))
 	}
+	if meta := m.GetSnapshot().GetMetadata(); meta != nil {
+		fmt.Fprintf(&b, " snapshot %d/%d of %s", meta.GetTerm(), meta.GetIndex(), members(meta.GetConfState()))
+	}
+	if m.GetType() == raftpb.MsgAppResp {
+		fmt.Fprintf(&b, " of %d", m.GetIndex())
+	}
 	switch m.GetType() {
 	case raftpb.MsgStorageAppend, raftpb.MsgHeartbeat, raftpb.MsgApp:
 		fmt.Fprintf(&b, " term %d commit %d", m.GetTerm(), m.GetCommit())
 	}
 	return strings.TrimSpace(b.String())
+}
+
+func members(cs *raftpb.ConfState) string {
+	return fmt.Sprintf("voters %v learners %v", cs.GetVoters(), cs.GetLearners())
 }
 
 // open starts member 1 of a cluster with the given voters, or starts it again.
@@ -130,6 +147,12 @@ func (s *script) open(voters []uint64) string {
 			return err.Error() + "\n"
 		}
 	}
+	s.machine.onInstall = func(done bool) error {
+		if !done && s.failInstall != nil {
+			return s.failInstall
+		}
+		return nil
+	}
 	s.opt.ID, s.opt.Log, s.opt.Machine, s.opt.IDs = 1, s.log, s.machine, s.ids
 	s.opt.Gate = func() error { return s.gate }
 	s.opt.Transport = s
@@ -137,12 +160,14 @@ func (s *script) open(voters []uint64) string {
 	if err != nil {
 		return err.Error() + "\n"
 	}
-	s.core, s.writer, s.applier = core, NewLogWriter(1, s.log), NewApplier(s.machine)
+	s.core, s.applier = core, NewApplier(s.machine)
+	s.writer = NewLogWriter(1, s.log, s.applier)
 	return s.step(Input{})
 }
 
 func (s *script) write() string {
 	syncs := s.log.syncs
+	before := s.machine.index
 	stored, send, err := s.writer.Step(s.toWrite)
 	s.toWrite = nil
 	if err != nil {
@@ -151,6 +176,9 @@ func (s *script) write() string {
 	s.stored = append(s.stored, stored...)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d syncs\n", s.log.syncs-syncs)
+	if s.machine.index != before {
+		fmt.Fprintf(&b, "the machine goes from index %d to %d\n", before, s.machine.index)
+	}
 	for _, m := range send {
 		fmt.Fprintf(&b, "send %s\n", describe(m))
 	}
@@ -167,6 +195,9 @@ func (s *script) apply() string {
 		return err.Error() + "\n"
 	}
 	s.applied = append(s.applied, done)
+	if done.Covered > 0 {
+		return fmt.Sprintf("%d covered\n", done.Covered) + s.step(Input{})
+	}
 	return s.step(Input{})
 }
 
@@ -217,6 +248,10 @@ func (s *script) run(d *datadriven.TestData) string {
 				s.opt.CatchUpEntries = n
 			case "flush-entries":
 				s.opt.FlushLogBytes = int64(n) * memEntryBytes
+			case "catch-up-entries-bytes":
+				s.opt.CatchUpBytes = int64(n) * memEntryBytes
+			case "slow-disk-ms":
+				s.opt.SlowDisk = time.Duration(n) * time.Millisecond
 			case "forward-bytes":
 				s.opt.MaxForwardBytes = int(n)
 			case "uncommitted-bytes":
@@ -298,11 +333,46 @@ func (s *script) run(d *datadriven.TestData) string {
 		return s.settle()
 	case "transfer":
 		return s.step(Input{TransferTo: number("to")})
+	case "hand-over":
+		return s.step(Input{HandOver: true})
+	case "report":
+		return s.step(Input{Snapshots: []SnapshotReport{{Member: number("member"), OK: !d.HasArg("failed")}}})
+	case "progress":
+		var b strings.Builder
+		for _, p := range s.core.progress() {
+			fmt.Fprintf(&b, "%d: match %d active %v replicating %v snapshot %d ack %v\n", p.ID, p.Match, p.Active, p.Replicating, p.Snapshot, p.AckLatency)
+		}
+		fmt.Fprintf(&b, "own disk %v\n", s.core.persist.estimate(s.now))
+		return b.String()
+	case "error":
+		return fmt.Sprintln(s.core.Err())
+	case "wait":
+		s.now = s.now.Add(time.Duration(number("ms")) * time.Millisecond)
+		return ""
+	case "apply-late":
+		// The applier has done its work, and its report is on its way.
+		s.late, _ = s.applier.Step(s.toApply)
+		s.toApply = nil
+		return ""
+	case "report-applied":
+		s.applied = append(s.applied, s.late)
+		return s.step(Input{})
+	case "fail-install":
+		s.failInstall = errors.New("disk broken")
+		return ""
+	case "lose-received":
+		s.machine.disk.stores = map[string]*listMachine{}
+		return ""
 	case "receive":
 		return s.receive(d)
 	case "crash":
 		keep := number("keep")
+		disk := s.machine.disk
 		s.log, s.machine = s.log.crash(int(keep)), newListMachine()
+		if snap, ok := s.log.Installed(); ok && !d.HasArg("old-store") {
+			s.machine = disk.store(snap.Dir).clone()
+		}
+		s.machine.disk = disk
 		s.core, s.toWrite, s.toApply, s.stored, s.applied = nil, nil, nil, nil, nil
 		return ""
 	case "status":
@@ -318,7 +388,7 @@ func (s *script) receive(d *datadriven.TestData) string {
 	m := &raftpb.Message{To: new(uint64(1))}
 	for _, a := range d.CmdArgs {
 		var n uint64
-		if len(a.Vals) == 1 && a.Key != "entries" {
+		if len(a.Vals) == 1 && !slices.Contains([]string{"entries", "conf", "bytes", "snapshot", "voters", "learners"}, a.Key) {
 			a.Scan(s.t, 0, &n)
 		}
 		switch a.Key {
@@ -334,6 +404,33 @@ func (s *script) receive(d *datadriven.TestData) string {
 			m.LogTerm = new(n)
 		case "commit":
 			m.Commit = new(n)
+		case "conf":
+			var term, index uint64
+			fmt.Sscanf(a.Vals[0], "%d/%d", &term, &index)
+			data, _ := proto.Marshal(&raftpb.ConfChange{Type: raftpb.ConfChangeAddLearnerNode.Enum(), NodeId: new(uint64(7))})
+			m.Entries = append(m.Entries, &raftpb.Entry{Type: raftpb.EntryConfChange.Enum(), Term: new(term), Index: new(index), Data: data})
+		case "reject":
+			m.Reject = new(true)
+		case "hint":
+			m.RejectHint = new(n)
+		case "type":
+			m.Type = raftpb.MessageType(n).Enum()
+		case "bytes":
+			m.Context = []byte(a.Vals[0])
+		case "snapshot":
+			// Its state has arrived, unless said otherwise.
+			var index, term uint64
+			fmt.Sscanf(a.Vals[0], "%d/%d", &term, &index)
+			state := newListMachine()
+			state.index, state.term = index, term
+			d.MaybeScanArgs(s.t, "voters", &state.conf.Voters)
+			d.MaybeScanArgs(s.t, "learners", &state.conf.Learners)
+			if d.HasArg("not-arrived") {
+				m.Snapshot = (&listDisk{stores: map[string]*listMachine{}}).receive(state)
+			} else {
+				m.Snapshot = s.machine.disk.receive(state)
+			}
+		case "voters", "learners", "not-arrived":
 		case "context":
 			// The answer to whatever was asked last.
 			m.Context = s.context

@@ -1,13 +1,15 @@
 package consensus
 
 import (
-	"container/heap"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/engram-kv/engram/internal/raftlog"
 )
 
 // simMember is one member and what is between its parts.
@@ -20,12 +22,15 @@ type simMember struct {
 	log     *memLog
 	machine *listMachine
 	flushed *listMachine // the machine as it survives a crash
+	disk    *listDisk    // snapshots received
+	dir     string       // the one that flushed is of, "" for none
 	out     Output
 	in      Input // gathers what the next step hears
 	toWrite []*raftpb.Message
 	toApply []*raftpb.Entry
 	down    time.Time // until when it is down, if it is
 	stalled time.Time // until when it does nothing
+	lazy    time.Time // until when it applies nothing
 	life    int
 	nextAt  time.Time // its next tick
 	waiting map[uint64]bool
@@ -35,6 +40,10 @@ type simMember struct {
 func (sm *simMember) Send(msgs []*raftpb.Message) {
 	w := sm.w
 	for _, m := range msgs {
+		if m.GetType() == raftpb.MsgSnap {
+			sm.sendSnapshot(m)
+			continue
+		}
 		if w.chance(w.drop) {
 			w.cover["dropped"]++
 			continue
@@ -49,11 +58,61 @@ func (sm *simMember) Send(msgs []*raftpb.Message) {
 			if !w.quiet && w.chance(0.02) {
 				delay *= 20
 			}
-			w.seq++
 			// A copy, as over a wire: who sent it may be gone or changed when it arrives.
-			heap.Push(&w.net, packet{w.now.Add(delay), w.seq, proto.Clone(m).(*raftpb.Message)})
+			m := proto.Clone(m).(*raftpb.Message)
+			w.later(delay, func() { w.deliver(m) })
 		}
 	}
+}
+
+// sendSnapshot sends what the machine holds at this moment, which may be later than what raft had in mind. raft is told what
+// became of it, before or after the receiver's own answer.
+func (sm *simMember) sendSnapshot(m *raftpb.Message) {
+	w, life := sm.w, sm.life
+	state := sm.machine.clone()
+	m = proto.Clone(m).(*raftpb.Message)
+	report := func(ok bool) {
+		w.cover[fmt.Sprintf("snapshot sent: %v", ok)]++
+		w.later(time.Duration(1+w.rng.IntN(60))*time.Millisecond, func() {
+			if sm.core != nil && sm.life == life {
+				sm.in.Snapshots = append(sm.in.Snapshots, SnapshotReport{m.GetTo(), ok})
+			}
+		})
+	}
+	if w.chance(2 * w.drop) {
+		report(false)
+		return
+	}
+	w.later(time.Duration(20+w.rng.IntN(500))*time.Millisecond, func() {
+		to := w.member(m.GetTo())
+		if to == nil || to.core == nil || w.cut[sm.id] != w.cut[to.id] {
+			report(false)
+			return
+		}
+		m.Snapshot = to.disk.receive(state)
+		w.deliver(m)
+		report(true)
+	})
+}
+
+// enter looks at what the log says the state is. It is the state on disk as well, for that was synced before.
+func (sm *simMember) enter() {
+	if s, ok := sm.log.Installed(); ok && s.Dir != sm.dir {
+		sm.dir, sm.flushed = s.Dir, sm.disk.store(s.Dir).clone()
+	}
+}
+
+// onInstall crashes the member before or after the machine is replaced.
+func (sm *simMember) onInstall(done bool) error {
+	w := sm.w
+	if !w.quiet && w.chance(0.1) {
+		w.cover[fmt.Sprintf("crashed in an install: %v", done)]++
+		return errCrash
+	}
+	if done {
+		sm.enter()
+	}
+	return nil
 }
 
 // ActiveSince implements Transport.
@@ -67,25 +126,27 @@ func (sm *simMember) ActiveSince(id uint64) time.Time {
 func (sm *simMember) start() error {
 	w := sm.w
 	sm.life++
+	sm.enter()
 	sm.machine = sm.flushed.clone()
+	sm.machine.onInstall = sm.onInstall
 	sm.in, sm.toWrite, sm.toApply = Input{}, nil, nil
 	opt := Options{
 		ID: sm.id, Log: sm.log, Machine: sm.machine, IDs: NewIDs(sm.id, w.now), Transport: sm,
 		DurableApplied: func() uint64 { i, _ := sm.flushed.Applied(); return i },
 		StartFlush:     func() { sm.flush() },
 		FlushLogBytes:  200 * memEntryBytes, MaxForwardBytes: 300, MaxBacklog: 100,
+		CatchUpEntries: w.keep, CatchUpBytes: int64(2*w.keep) * memEntryBytes,
 	}
 	if w.size == 1 {
-		opt.CatchUpEntries, opt.CatchUpBytes, opt.Transport = 20, 50*memEntryBytes, nil
-	} else {
-		opt.CatchUpEntries, opt.CatchUpBytes = 1<<30, 1<<40 // nobody could send a snapshot
+		opt.Transport = nil
 	}
 	sm.log.lies = w.mutant == noSync
 	core, err := NewCore(opt, w.now)
 	if err != nil {
 		return fmt.Errorf("member %d, life %d: %w", sm.id, sm.life, err)
 	}
-	sm.core, sm.writer, sm.applier = core, NewLogWriter(sm.id, sm.log), NewApplier(sm.machine)
+	sm.core, sm.applier = core, NewApplier(sm.machine)
+	sm.writer = NewLogWriter(sm.id, sm.log, sm.applier)
 	sm.nextAt = w.now.Add(time.Duration(w.rng.Int64N(int64(simTick))))
 	sm.down = time.Time{}
 	return nil
@@ -118,9 +179,19 @@ var errCrash = errors.New("crash")
 // write runs the log writer, or crashes between write and sync.
 func (sm *simMember) write() error {
 	w := sm.w
-	if !w.quiet && w.chance(0.003) {
+	snap := slices.ContainsFunc(sm.toWrite, func(m *raftpb.Message) bool { return m.GetSnapshot() != nil })
+	if !w.quiet && (w.chance(0.003) || snap && w.chance(0.1)) {
 		for _, m := range sm.toWrite {
-			if _, _, err := sm.writer.Step([]*raftpb.Message{{Entries: m.Entries, Term: m.Term, Vote: m.Vote, Commit: m.Commit}}); err != nil {
+			a := raftlog.Append{Entries: m.GetEntries()}
+			if meta := m.GetSnapshot().GetMetadata(); meta != nil {
+				w.cover["crashed with a snapshot unsynced"]++
+				a.Snapshot = &raftlog.Snapshot{Index: meta.GetIndex(), Term: meta.GetTerm(), ConfState: meta.GetConfState(),
+					Dir: storeName(meta.GetIndex(), meta.GetTerm())}
+			}
+			if m.Term != nil {
+				a.HardState = &raftpb.HardState{Term: m.Term, Vote: m.Vote, Commit: m.Commit}
+			}
+			if _, err := sm.log.Write([]raftlog.Append{a}); err != nil {
 				return err
 			}
 		}
@@ -145,7 +216,8 @@ func (sm *simMember) apply() error {
 	if err != nil {
 		return err
 	}
-	for i, e := range entries {
+	sm.w.cover["entries covered by a snapshot"] += done.Covered
+	for i, e := range entries[done.Covered:] {
 		if err := sm.w.check.applied(sm.id, e, &done.Results[i]); err != nil {
 			return err
 		}
@@ -157,6 +229,9 @@ func (sm *simMember) apply() error {
 // step runs the core on what has gathered, and works off what it says.
 func (sm *simMember) step(ticks int) error {
 	w := sm.w
+	if w.mutant == coveredRun {
+		sm.applier.floor = 0
+	}
 	in := sm.in
 	sm.in = Input{}
 	in.Now, in.Ticks = w.now, ticks
@@ -181,6 +256,11 @@ func (sm *simMember) step(ticks int) error {
 	}
 	if out.StartFlush {
 		sm.flush()
+	}
+	if index, _ := sm.machine.Applied(); index == sm.core.applied && len(out.Events) > 0 {
+		if err := sm.core.confState.Equivalent(sm.machine.ConfState()); err != nil {
+			return fmt.Errorf("member %d at index %d: %w", sm.id, index, err)
+		}
 	}
 	for _, e := range out.Events {
 		w.cover[fmt.Sprintf("%T", e)]++
@@ -245,18 +325,20 @@ func (sm *simMember) read() {
 	sm.in.Reads = append(sm.in.Reads, Read{Done: done})
 }
 
-// changeMembers leads the extra member through its life, one change after the other.
+// changeMembers leads the extra members through their lives, one change after the other: each joins empty, as a learner, gets a
+// vote, and is removed.
 func (sm *simMember) changeMembers() {
 	w := sm.w
-	cc := &raftpb.ConfChange{Id: new(sm.core.opt.IDs.Next()), NodeId: new(uint64(simExtra)), Type: raftpb.ConfChangeAddLearnerNode.Enum()}
 	stage := w.extra
-	switch stage {
-	case 1:
-		cc.Type = raftpb.ConfChangeAddNode.Enum()
-	case 2:
-		cc.Type = raftpb.ConfChangeRemoveNode.Enum()
-	case 3:
+	cc := &raftpb.ConfChange{Id: new(sm.core.opt.IDs.Next()), NodeId: new(uint64(simExtra + stage/3)), Type: raftpb.ConfChangeAddLearnerNode.Enum()}
+	switch {
+	case stage == 3*simExtras || w.chance(0.2):
 		cc.Context, cc.NodeId = []byte("refuse"), new(uint64(77))
+		stage = 3 * simExtras
+	case stage%3 == 1:
+		cc.Type = raftpb.ConfChangeAddNode.Enum()
+	case stage%3 == 2:
+		cc.Type = raftpb.ConfChangeRemoveNode.Enum()
 	}
 	w.check.proposed(cc.GetId())
 	sm.waiting[cc.GetId()] = true
@@ -265,8 +347,8 @@ func (sm *simMember) changeMembers() {
 		w.cover[outcome("conf change", err)]++
 		w.note("%d conf %d %d %v %v", sm.id, stage, r.Index, r.Err, err)
 		w.check.done(cc.GetId(), "", r, err)
-		if err == nil && stage < 3 {
-			w.extra = max(w.extra, stage+1)
+		if err == nil && stage == w.extra && stage < 3*simExtras {
+			w.extra++
 		}
 	}})
 }
@@ -297,12 +379,12 @@ func (sm *simMember) live() error {
 			return err
 		}
 	}
-	if len(sm.toApply) > 0 && w.chance(0.5) {
+	if len(sm.toApply) > 0 && w.chance(0.5) && (!w.now.Before(sm.lazy) || w.quiet) {
 		if err := sm.apply(); err != nil {
 			return err
 		}
 	}
-	if w.chance(0.1) && sm.id != simExtra || w.chance(0.02) {
+	if w.chance(0.1) && sm.id < simExtra || w.chance(0.02) {
 		for range 1 + w.rng.IntN(4) {
 			sm.propose()
 		}
@@ -310,7 +392,7 @@ func (sm *simMember) live() error {
 	if w.chance(0.05) {
 		sm.read()
 	}
-	if len(w.members) > 1 && w.chance(0.002) {
+	if len(w.members) > 1 && w.chance(0.003) {
 		sm.changeMembers()
 	}
 	ticks := 0

@@ -34,22 +34,25 @@ type world struct {
 
 	check checker
 	cover map[string]int
-	extra int // how far the life of the extra member has got
+	extra int    // how far the lives of the extra members have got
+	keep  uint64 // how many entries logs keep for those that lag
 }
 
 // mutant is a fault put in on purpose, to see that the checks find it.
 type mutant int
 
 const (
-	sound     mutant = iota
-	noSync           // the log says that it has synced and has not
-	staleRead        // a member that was a leader answers reads without asking
+	sound      mutant = iota
+	noSync            // the log says that it has synced and has not
+	staleRead         // a member that was a leader answers reads without asking
+	coveredRun        // entries that a snapshot covers are applied after it
 )
 
+// packet is something that happens later: a message that arrives, mostly.
 type packet struct {
-	at  time.Time
-	seq uint64
-	m   *raftpb.Message
+	at     time.Time
+	seq    uint64
+	happen func()
 }
 
 type network []packet
@@ -69,14 +72,18 @@ func (n *network) Pop() any {
 
 const simTick = 100 * time.Millisecond
 
-// simExtra is the member that joins and leaves on the way.
-const simExtra = 9
+// simExtra is the first of the simExtras members that join and leave on the way, one after the other.
+const (
+	simExtra  = 9
+	simExtras = 3
+)
 
 func newWorld(seed uint64, size int, m mutant) (*world, error) {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, uint64(size))), now: time.Unix(1e9, 0), trace: fnv.New64a(), mutant: m, size: size,
 		cover: map[string]int{}, cut: map[uint64]bool{}, drop: 0.05,
 	}
+	w.keep = []uint64{20, 60, 300}[w.rng.IntN(3)]
 	w.check = newChecker()
 	var founders []Founder
 	for i := range size {
@@ -84,11 +91,14 @@ func newWorld(seed uint64, size int, m mutant) (*world, error) {
 	}
 	ids := founders
 	if size > 1 {
-		ids = append(ids[:size:size], Founder{ID: simExtra})
+		for i := range simExtras {
+			ids = append(ids[:size+i:size+i], Founder{ID: uint64(simExtra + i)})
+		}
 	}
 	for _, f := range ids {
 		sm := &simMember{w: w, id: f.ID, log: newMemLog(), flushed: newListMachine(), waiting: map[uint64]bool{}}
-		if f.ID != simExtra {
+		sm.disk = sm.flushed.disk
+		if f.ID < simExtra {
 			if err := Bootstrap(sm.log, founders); err != nil {
 				return nil, err
 			}
@@ -101,6 +111,22 @@ func newWorld(seed uint64, size int, m mutant) (*world, error) {
 	return w, nil
 }
 
+// later has f happen after d.
+func (w *world) later(d time.Duration, f func()) {
+	w.seq++
+	heap.Push(&w.net, packet{w.now.Add(d), w.seq, f})
+}
+
+// member returns the member with this ID, nil if there is none.
+func (w *world) member(id uint64) *simMember {
+	for _, sm := range w.members {
+		if sm.id == id {
+			return sm
+		}
+	}
+	return nil
+}
+
 func (w *world) chance(p float64) bool { return w.rng.Float64() < p }
 
 func (w *world) note(format string, args ...any) { fmt.Fprintf(w.trace, format+"\n", args...) }
@@ -111,7 +137,7 @@ func (w *world) run(d time.Duration) error {
 		w.now = w.now.Add(time.Duration(1+w.rng.IntN(10)) * time.Millisecond)
 		w.disturb()
 		for len(w.net) > 0 && !w.net[0].at.After(w.now) {
-			w.deliver(heap.Pop(&w.net).(packet).m)
+			heap.Pop(&w.net).(packet).happen()
 		}
 		for _, sm := range w.members {
 			if err := sm.live(); err != nil {
@@ -130,11 +156,9 @@ func (w *world) deliver(m *raftpb.Message) {
 		w.cover["partitioned"]++
 		return
 	}
-	for _, sm := range w.members {
-		if sm.id == m.GetTo() && sm.core != nil {
-			w.note("%d<-%d %v %d %d %d", m.GetTo(), m.GetFrom(), m.GetType(), m.GetTerm(), m.GetIndex(), len(m.GetEntries()))
-			sm.in.Received = append(sm.in.Received, m)
-		}
+	if sm := w.member(m.GetTo()); sm != nil && sm.core != nil {
+		w.note("%d<-%d %v %d %d %d", m.GetTo(), m.GetFrom(), m.GetType(), m.GetTerm(), m.GetIndex(), len(m.GetEntries()))
+		sm.in.Received = append(sm.in.Received, m)
 	}
 }
 
@@ -161,7 +185,16 @@ func (w *world) disturb() {
 		w.cover["stalled"]++
 		sm.stalled = w.now.Add(time.Duration(w.rng.IntN(3000)) * time.Millisecond)
 	case w.chance(0.003):
+		w.cover["applies nothing"]++
+		sm.lazy = w.now.Add(time.Duration(2000+w.rng.IntN(8000)) * time.Millisecond)
+		if w.chance(0.5) { // and then it is cut off, so that a snapshot may find entries waiting
+			clear(w.cut)
+			w.cut[sm.id] = true
+		}
+	case w.chance(0.003):
 		sm.in.TransferTo = uint64(1 + w.rng.IntN(len(w.members)))
+	case w.chance(0.002):
+		sm.in.HandOver = true
 	}
 }
 
@@ -177,7 +210,7 @@ func simulate(t *testing.T, seed uint64, size int, m mutant) (w *world, err erro
 	if err != nil {
 		return w, err
 	}
-	if err := w.run(40 * time.Second); err != nil {
+	if err := w.run(20 * time.Second); err != nil {
 		return w, err
 	}
 	w.quiet, w.drop = true, 0
@@ -192,7 +225,10 @@ func simulate(t *testing.T, seed uint64, size int, m mutant) (w *world, err erro
 func (w *world) settle() error {
 	before := len(w.check.log)
 	for _, sm := range w.members {
-		if index, _ := sm.machine.Applied(); sm.id != simExtra && index+200 < w.check.highest {
+		if err := w.check.holds(sm); err != nil {
+			return err
+		}
+		if index, _ := sm.machine.Applied(); sm.id < simExtra && index+200 < w.check.highest {
 			return fmt.Errorf("member %d has applied %d of %d entries, twelve seconds after the last fault", sm.id, index, w.check.highest)
 		}
 		var out Output
@@ -215,7 +251,7 @@ var (
 	simSeed  = flag.Uint64("seed", 0, "first seed to simulate")
 )
 
-var seedsBySize = map[int]uint64{1: 10, 3: 6, 5: 2}
+var seedsBySize = map[int]uint64{1: 100, 3: 30, 5: 5}
 
 func TestSimulation(t *testing.T) {
 	for _, size := range []int{1, 3, 5} {
@@ -242,7 +278,9 @@ func TestSimulation(t *testing.T) {
 			} else {
 				want = append(want, "dropped", "duplicated", "partition", "partitioned", "conf change: <nil>", "read: consensus: leader changed",
 					"read: consensus: request timed out", "proposal: consensus: request timed out",
-					"proposal: consensus: request timed out, possibly due to connection lost")
+					"proposal: consensus: request timed out, possibly due to connection lost", "log cut", "consensus.SnapshotInstalled",
+					"crashed with a snapshot unsynced", "crashed in an install: false", "crashed in an install: true",
+					"snapshot sent: false", "snapshot sent: true", "applies nothing", "entries covered by a snapshot")
 			}
 			for _, k := range want {
 				if cover[k] == 0 && seeds >= seedsBySize[size] {
@@ -282,9 +320,9 @@ func TestSimulationRepeats(t *testing.T) {
 
 // TestSimulationFindsMutants shows that the checks can fail.
 func TestSimulationFindsMutants(t *testing.T) {
-	for m, name := range map[mutant]string{noSync: "no sync", staleRead: "stale read"} {
+	for m, name := range map[mutant]string{noSync: "no sync", staleRead: "stale read", coveredRun: "covered entries"} {
 		t.Run(name, func(t *testing.T) {
-			for seed := range uint64(20) {
+			for seed := range uint64(50) {
 				if _, err := simulate(t, seed, 3, m); err != nil {
 					t.Logf("found with seed %d: %v", seed, err)
 					return

@@ -29,6 +29,18 @@ func reconcile(l Log, m Machine) (origin, error) {
 		return origin{}, fmt.Errorf("consensus: last index of the log: %w", err)
 	}
 	applied, term := m.Applied()
+	if s, ok := l.Installed(); ok {
+		// The log begins after the snapshot, so only that state and what follows from it can go on.
+		if applied < s.Index {
+			return origin{}, fmt.Errorf("%w: the log says that the snapshot of index %d was installed from %q, the store opened has applied index %d: was an older copy of the store put back?",
+				ErrLogGap, s.Index, s.Dir, applied)
+		}
+		if applied == s.Index {
+			if err := fits(s, m); err != nil {
+				return origin{}, err
+			}
+		}
+	}
 	switch {
 	case applied > last:
 		return origin{}, fmt.Errorf("%w: the store has applied index %d, the log ends at %d; was the log lost, or an older copy of it put back?",
@@ -66,14 +78,23 @@ func reconcile(l Log, m Machine) (origin, error) {
 // with the log's own error, which names file and offset.
 type guarded struct {
 	Log
-	failed error // the first failure
+	failed   error // the first failure
+	snapshot func() (*raftpb.Snapshot, error)
 }
+
+// Snapshot implements raft.Storage: what a snapshot sent now would be of. Its state is put to it by the transport.
+func (g *guarded) Snapshot() (*raftpb.Snapshot, error) { return g.snapshot() }
 
 // Entries implements raft.Storage.
 func (g *guarded) Entries(lo, hi, maxSize uint64) ([]*raftpb.Entry, error) {
 	es, err := g.Log.Entries(lo, hi, maxSize)
-	if err == nil || errors.Is(err, raft.ErrCompacted) || errors.Is(err, raft.ErrUnavailable) {
-		return es, err
+	switch {
+	case err == nil:
+		return es, nil
+	case errors.Is(err, raft.ErrCompacted): // raft compares, and does not look inside
+		return nil, raft.ErrCompacted
+	case errors.Is(err, raft.ErrUnavailable):
+		return nil, raft.ErrUnavailable
 	}
 	if g.failed == nil {
 		g.failed = fmt.Errorf("consensus: reading entries %d to %d of the log: %w", lo, hi-1, err)

@@ -1,6 +1,8 @@
 package consensus
 
 import (
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +21,9 @@ type Status struct {
 	LeaderChanges uint64
 	// Pending counts proposals without an answer.
 	Pending int64
+	// PersistLatency is how long this member's log takes to store entries, smoothed, and at least as long as what is being
+	// stored has already taken. As of the last tick.
+	PersistLatency time.Duration
 }
 
 // cell publishes the loop's state to everyone else, field by field.
@@ -28,6 +33,30 @@ type cell struct {
 	soleReader                                             atomic.Bool
 	ticked                                                 atomic.Int64 // nanoseconds after Node.born
 	members                                                atomic.Pointer[[]Progress]
+	voters                                                 atomic.Pointer[[]uint64]
+	persist                                                atomic.Int64
+
+	mu      sync.Mutex
+	changed chan struct{} // closed at the next change of leader; nil if nobody waits
+}
+
+// leaderChanges returns a channel that is closed when the leader changes.
+func (s *cell) leaderChanges() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	return s.changed
+}
+
+func (s *cell) wakeLeaderWaiters() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
 }
 
 // publish shows what c knows. The order carries MayReadNow: whoever sees soleReader set sees a commit index at least as new,
@@ -44,6 +73,10 @@ func (s *cell) publish(c *Core) {
 	s.term.Store(c.term)
 	s.leaderSeen.Store(c.leaderSeen)
 	s.learner.Store(c.learner)
+	if v := s.voters.Load(); v == nil || !slices.Equal(*v, c.voters) {
+		voters := c.voters // replaced, never changed
+		s.voters.Store(&voters)
+	}
 	if sole {
 		s.soleReader.Store(true)
 	}
@@ -54,7 +87,7 @@ func (n *Node) Status() Status {
 	return Status{
 		Leader: n.cell.leader.Load(), Term: n.cell.term.Load(), AppliedTerm: n.cell.appliedTerm.Load(),
 		Commit: n.cell.commit.Load(), Applied: n.cell.applied.Load(), Learner: n.cell.learner.Load(),
-		LeaderChanges: n.cell.leaderSeen.Load(), Pending: n.pending.Load(),
+		LeaderChanges: n.cell.leaderSeen.Load(), Pending: n.pending.Load(), PersistLatency: time.Duration(n.cell.persist.Load()),
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"go.etcd.io/raft/v3"
-	"go.etcd.io/raft/v3/tracker"
 )
 
 // onTick does what is done once in a while: deadlines, retries, and the length of the log.
@@ -15,7 +14,7 @@ func (c *Core) onTick(out *Output) {
 		c.opt.Metrics.ProposalsFailed.Inc()
 		out.Completions = append(out.Completions, Completion{w.done, Result{}, c.timeoutError(w.start), w.size})
 	})
-	if c.leader == raft.None {
+	if c.leader == raft.None || c.leaderGone {
 		// Without a leader the queue only grows; those who gave up must not count twice.
 		kept := c.queue[:0]
 		for _, p := range c.queue {
@@ -31,6 +30,8 @@ func (c *Core) onTick(out *Output) {
 	}
 	c.shortenFirstElection()
 	c.members = c.progress()
+	c.persist.tick()
+	c.leaveSlowDisk(out)
 	c.keepLogShort(out)
 }
 
@@ -62,7 +63,7 @@ func (c *Core) canAsk() bool {
 	if c.role == raft.StateLeader {
 		return c.firstOfTerm != 0 && c.commit >= c.firstOfTerm && slices.Contains(c.voters, c.opt.ID)
 	}
-	return c.leader != raft.None
+	return c.leader != raft.None && !c.leaderGone
 }
 
 // readAt lets all reads go on once index is applied.
@@ -111,33 +112,8 @@ func (c *Core) shortenFirstElection() {
 	}
 }
 
-// Progress is how far a leader believes a member to be.
-type Progress struct {
-	ID      uint64
-	Learner bool
-	// Match is the last index known to be in the member's log.
-	Match uint64
-	// Active says that it was heard of within an election time-out, Replicating that it follows the log entry by entry.
-	Active, Replicating bool
-}
-
-// progress lists the members, in order of ID, if this one leads others.
-func (c *Core) progress() []Progress {
-	if c.role != raft.StateLeader || c.opt.Transport == nil {
-		return nil
-	}
-	var list []Progress
-	c.rn.WithProgress(func(id uint64, typ raft.ProgressType, pr tracker.Progress) {
-		list = append(list, Progress{
-			ID: id, Learner: typ == raft.ProgressTypeLearner, Match: pr.Match,
-			Active: pr.RecentActive, Replicating: pr.State == tracker.StateReplicate,
-		})
-	})
-	return list
-}
-
-// keepLogShort asks for a flush when too much of the log is needed by the machine alone, and lets the log forget what
-// neither the machine nor a peer that lags a little needs.
+// keepLogShort asks for a flush when too much of the log is needed by the machine alone, and lets the log forget what neither
+// the machine nor a live follower needs, nor one that may come back soon.
 func (c *Core) keepLogShort(out *Output) {
 	durable := c.applied
 	if c.opt.DurableApplied != nil {
@@ -159,7 +135,16 @@ func (c *Core) keepLogShort(out *Output) {
 	if c.applied > c.opt.CatchUpEntries {
 		to = c.applied - c.opt.CatchUpEntries
 	}
-	if to = min(max(to, c.fitting(c.opt.CatchUpBytes)), durable); to <= c.cutTo {
+	floor := c.fitting(c.opt.CatchUpBytes)
+	to = min(max(to, floor), durable)
+	for i := range c.members {
+		if p := &c.members[i]; p.ID != c.opt.ID {
+			if index, holds := p.neededBy(floor); holds {
+				to = min(to, index)
+			}
+		}
+	}
+	if to <= c.cutTo {
 		return
 	}
 	// Cutting is cheap, but not so cheap that every tick should do it.

@@ -3,6 +3,7 @@ package lease
 import (
 	"cmp"
 	"container/heap"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -62,8 +63,10 @@ type timer struct {
 	expiry     time.Time // when it expires
 	next       time.Time // when to hand it over: expiry, or a later retry
 	checkpoint time.Time
-	at, dueAt  int           // places in the queues, -1 for none
-	gone       chan struct{} // nil until somebody waits
+	at, dueAt  int // places in the queues, -1 for none
+	// Ended by end, when the lease is gone or lives on; nil until somebody waits.
+	gone context.Context
+	end  context.CancelFunc
 }
 
 // NewLessor makes the one lessor of a table. It is not primary.
@@ -120,6 +123,16 @@ func (l *Lessor) Demote() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.clear()
+}
+
+// Reset puts another table in the place of the lessor's, as after a snapshot
+// from the leader. This member does not lead then.
+func (l *Lessor) Reset(t *Table) {
+	l.mu.Lock()
+	l.clear()
+	l.table = t
+	l.mu.Unlock()
+	t.watch(l)
 }
 
 func (l *Lessor) clear() {
@@ -215,10 +228,11 @@ func (l *Lessor) Remaining(id int64, now time.Time) (time.Duration, error) {
 	return max(0, tm.expiry.Sub(now)), nil
 }
 
-// Gone returns a channel that is closed when a lease that has expired is
-// revoked, or extended (Stalled), or this member is no longer primary; at once,
-// if there is none to wait for. Who waited asks Renew again.
-func (l *Lessor) Gone(id int64, now time.Time) <-chan struct{} {
+// Gone returns a context that ends when a lease that has expired is revoked, or
+// extended (Stalled), or this member is no longer primary; at once, if there is
+// none to wait for. Who waited asks Renew again. That it is a context lets many
+// wait by context.AfterFunc, without a goroutine each.
+func (l *Lessor) Gone(id int64, now time.Time) context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	tm := l.timers[id]
@@ -227,7 +241,7 @@ func (l *Lessor) Gone(id int64, now time.Time) <-chan struct{} {
 		defer tm.close()
 	}
 	if tm.gone == nil {
-		tm.gone = make(chan struct{})
+		tm.gone, tm.end = context.WithCancel(context.Background())
 	}
 	return tm.gone
 }
@@ -314,8 +328,8 @@ func (l *Lessor) schedule(tm *timer, now time.Time) {
 
 func (tm *timer) close() {
 	if tm.gone != nil {
-		close(tm.gone)
-		tm.gone = nil
+		tm.end()
+		tm.gone, tm.end = nil, nil
 	}
 }
 

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -186,14 +187,7 @@ func TestSpread(t *testing.T) {
 
 func TestGone(t *testing.T) {
 	b := newBench(t)
-	closed := func(c <-chan struct{}) bool {
-		select {
-		case <-c:
-			return true
-		default:
-			return false
-		}
-	}
+	closed := func(c context.Context) bool { return c.Err() != nil }
 	if !closed(b.lessor.Gone(1, b.now)) {
 		t.Error("an unknown lease is not gone")
 	}

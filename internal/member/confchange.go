@@ -168,6 +168,7 @@ func (t *Table) ApplyConfChange(b *storage.Batch, cc *raftpb.ConfChange) (forRaf
 		t.set(b, &m)
 	default:
 		t.set(b, &ctx.Member)
+		t.setFeatureLevel(b, 0) // nobody knows yet what the new one is
 	}
 	return cc, nil
 }

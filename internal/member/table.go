@@ -42,12 +42,37 @@ var (
 	ErrNotLearner = errors.New("member: not a learner")
 	// ErrLastVoter says that without this member nobody could vote.
 	ErrLastVoter = errors.New("member: last voter")
+	// ErrNotEnoughStarted says that after a change too few of the voters would
+	// have started to be a quorum.
+	ErrNotEnoughStarted = errors.New("member: not enough started members")
+	// ErrUnhealthy says that too few voters are connected to risk a change.
+	ErrUnhealthy = errors.New("member: unhealthy cluster")
+	// ErrLearnerNotReady says that a learner lags too far behind the leader.
+	ErrLearnerNotReady = errors.New("member: learner is not in sync with the leader")
 	// ErrMalformed says that a change is none that an etcd member proposes, and
 	// would stop those that apply it.
 	ErrMalformed = errors.New("member: malformed change")
 	// ErrVersion says that a cluster version is no version, or beyond ours: this
 	// member must not go on, for it cannot know what entries will mean.
 	ErrVersion = errors.New("member: cluster version not supported")
+	// ErrFeatureLevel says that a feature level is beyond ours: like ErrVersion
+	// it stops the member.
+	ErrFeatureLevel = errors.New("member: feature level not supported")
+)
+
+// Why there is no downgrade.
+var (
+	// ErrInvalidVersionFormat says that a target is no version.
+	ErrInvalidVersionFormat = errors.New("member: downgrade target is not major.minor")
+	// ErrInvalidDowngradeTarget says that a target is not the minor version just
+	// below that of the cluster.
+	ErrInvalidDowngradeTarget = errors.New("member: invalid downgrade target")
+	// ErrDowngradeInProcess says that there is one already.
+	ErrDowngradeInProcess = errors.New("member: downgrade under way")
+	// ErrNoInflightDowngrade says that there is none to cancel.
+	ErrNoInflightDowngrade = errors.New("member: no downgrade under way")
+	// ErrNoClusterVersion says that the cluster has not agreed on a version yet.
+	ErrNoClusterVersion = errors.New("member: no cluster version yet")
 )
 
 // Member is one server of the cluster. Its JSON form is the one of etcd's file.
@@ -73,6 +98,7 @@ type Root struct {
 	removed     map[uint64]struct{}
 	version     string
 	downgrade   Downgrade
+	level       uint64
 	maxLearners int
 }
 
@@ -169,7 +195,7 @@ func Open(r storage.Reader, o Options) (*Table, error) {
 			}
 		}
 		return nil
-	}))
+	}), readFeatureLevel(r, root))
 	if err == nil && o.Version != "" {
 		if t.ours, err = semver.NewVersion(o.Version); err != nil {
 			err = fmt.Errorf("our own version %q: %w", o.Version, err)
@@ -177,6 +203,9 @@ func Open(r storage.Reader, o Options) (*Table, error) {
 	}
 	if err == nil && root.version != "" {
 		_, err = t.checkVersion(root.version)
+	}
+	if err == nil {
+		err = checkFeatureLevel(root.level)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("member: open: %w", err)

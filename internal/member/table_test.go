@@ -36,6 +36,7 @@ func open(t testing.TB, fs vfs.FS, o Options) (*storage.Store, *Table) {
 func TestScript(t *testing.T) {
 	fs, o := vfs.NewMem(), Options{Version: "3.7.3"}
 	store, table := open(t, fs, o)
+	var noted uint64
 	datadriven.RunTest(t, "testdata/member", func(t *testing.T, d *datadriven.TestData) string {
 		var id uint64
 		var urls, name, version, context string
@@ -104,6 +105,16 @@ func TestScript(t *testing.T) {
 			err = table.SetVersion(b, &membershippb.ClusterVersionSetRequest{Ver: version})
 		case d.Cmd == "downgrade":
 			table.SetDowngrade(b, &membershippb.DowngradeInfoSetRequest{Enabled: !d.HasArg("cancel"), Ver: version})
+		case d.Cmd == "level": // of the present membership, or of the one of that fingerprint
+			var level uint64
+			d.ScanArgs(t, "to", &level)
+			fingerprint := table.Root().Fingerprint()
+			if d.HasArg("noted") {
+				fingerprint = noted
+			}
+			err = table.SetFeatureLevel(b, level, fingerprint)
+		case d.Cmd == "note":
+			noted = table.Root().Fingerprint()
 		default:
 			t.Fatalf("unknown command %s", d.Cmd)
 		}
@@ -171,6 +182,9 @@ func show(r *Root) string {
 	}
 	if d := r.Downgrade(); d != (Downgrade{}) {
 		fmt.Fprintf(&out, "downgrade %+v\n", d)
+	}
+	if l := r.FeatureLevel(); l != 0 {
+		fmt.Fprintf(&out, "feature level %d\n", l)
 	}
 	return out.String()
 }
@@ -448,4 +462,63 @@ func FuzzContext(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestFingerprint: it tells every membership that a cluster can have from every
+// other, and nothing but who is there and who was removed counts.
+func TestFingerprint(t *testing.T) {
+	store, table := open(t, vfs.NewMem(), Options{MaxLearners: 3})
+	defer store.Close()
+	b := store.NewBatch()
+	seen := map[uint64]int{table.Root().Fingerprint(): -1}
+	apply := func(cc *raftpb.ConfChange) {
+		t.Helper()
+		if _, err := table.ApplyConfChange(b, cc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	url := func(id uint64) []string { return []string{fmt.Sprintf("http://127.0.0.1:%d", id)} }
+	for i, cc := range []*raftpb.ConfChange{
+		AddChange(0, Member{ID: 2, PeerURLs: url(2)}), AddChange(0, Member{ID: 1, PeerURLs: url(1)}), AddChange(0, Member{ID: 3, PeerURLs: url(3), IsLearner: true}),
+		RemoveChange(0, 2), AddChange(0, Member{ID: 4, PeerURLs: url(4)}), RemoveChange(0, 1), RemoveChange(0, 3),
+	} {
+		apply(cc)
+		if before, ok := seen[table.Root().Fingerprint()]; ok {
+			t.Errorf("after change %d the fingerprint is that after %d", i, before)
+		}
+		seen[table.Root().Fingerprint()] = i
+	}
+	apply(AddChange(0, Member{ID: 5, PeerURLs: url(5), IsLearner: true}))
+	before := table.Root().Fingerprint()
+	apply(PromoteChange(0, 5))
+	apply(UpdateChange(0, 5, url(6)))
+	if err := table.SetAttributes(b, &membershippb.ClusterMemberAttrSetRequest{Member_ID: 5, MemberAttributes: &membershippb.Attributes{Name: "five"}}); err != nil {
+		t.Fatal(err)
+	}
+	if table.Root().Fingerprint() != before {
+		t.Error("role, URLs and name count")
+	}
+	if got, want := (&Root{members: []*Member{{ID: 1}, {ID: 2}}, removed: map[uint64]struct{}{3: {}}}).Fingerprint(), uint64(0xb7d03c4880209af9); got != want {
+		t.Errorf("fingerprint %#x, all members must make the same %#x", got, want)
+	}
+	b.Discard()
+}
+
+// TestUnknownLevelOnDisk: a store that says more than this version knows is refused.
+func TestUnknownLevelOnDisk(t *testing.T) {
+	for _, row := range [][]byte{{0, 0, 0, 0, 0, 0, 0, FeatureLevel + 1}, {1}} {
+		fs := vfs.NewMem()
+		store, _ := open(t, fs, Options{})
+		b := store.NewBatch()
+		b.Set(storage.RowKey(storage.TableMeta, []byte(storage.MetaFeatureLevel)), row)
+		if err := store.Commit(b); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(store, Options{}); err == nil || len(row) == 8 && !errors.Is(err, ErrFeatureLevel) {
+			t.Errorf("row %x: %v", row, err)
+		}
+		if err := store.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -57,7 +57,9 @@ func (s *Server) NewGRPC(options ...grpc.ServerOption) *grpc.Server {
 func (s *Server) register(g *grpc.Server) {
 	g.RegisterService(s.rawService(&etcdserverpb.KV_ServiceDesc), s)
 	g.RegisterService(s.rawService(&etcdserverpb.Watch_ServiceDesc), s)
-	etcdserverpb.RegisterLeaseServer(g, &leaseService{s: s})
+	lease := etcdserverpb.Lease_ServiceDesc
+	lease.Streams = s.rawService(&lease).Streams
+	g.RegisterService(&lease, &leaseService{s: s})
 	etcdserverpb.RegisterClusterServer(g, &clusterService{s: s})
 	etcdserverpb.RegisterMaintenanceServer(g, &maintenanceService{s: s})
 	etcdserverpb.RegisterAuthServer(g, &authService{s: s})
@@ -92,7 +94,7 @@ func (s *Server) rawService(generated *grpc.ServiceDesc) *grpc.ServiceDesc {
 	}
 	for method, h := range ofService(s.Bidirectional(), prefix) {
 		desc.Streams = append(desc.Streams, grpc.StreamDesc{
-			StreamName: method, Handler: s.bidirectional(strings.ToLower(method), h), ServerStreams: true, ClientStreams: true,
+			StreamName: method, Handler: s.bidirectional(streamAPIs[prefix+method], h), ServerStreams: true, ClientStreams: true,
 		})
 	}
 	return desc

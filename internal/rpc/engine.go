@@ -100,21 +100,45 @@ type LeaseStatus struct {
 
 // Leases answers what does not go through the log.
 type Leases interface {
-	// Renew extends a lease and returns its TTL in seconds, 0 if it is unknown.
-	// It may forward to the leader and block for that long.
-	Renew(ctx context.Context, u Identity, id int64) (ttl int64, err error)
+	// Renew extends a lease and calls done with its TTL in seconds, 0 if it is
+	// unknown: once, from any goroutine, maybe before Renew returns. It does not
+	// block. When ctx ends nobody waits for done any more.
+	Renew(ctx context.Context, u Identity, id int64, done func(ttl int64, err error))
 	// Status returns a TTL of -1 for a lease that is unknown. It may forward.
 	Status(ctx context.Context, u Identity, id int64, keys bool) (LeaseStatus, error)
 	// IDs lists the leases that this member knows.
 	IDs(u Identity) ([]int64, error)
 }
 
-// Cluster answers for the members.
+// Cluster answers for the members and changes them. The methods that return an
+// error may be called concurrently and block until this member has applied the
+// change, with a bound of the implementation's own if ctx has none. The caller
+// was found to be an administrator and the peer URLs to be such as a member can
+// use. Beside the sentinels of package consensus they return those of package
+// member (ErrNotFound, ErrExists, ErrPeerURLExists, ErrTooManyLearners,
+// ErrNotLearner, ErrLearnerNotReady, ErrNotEnoughStarted, ErrUnhealthy).
 type Cluster interface {
-	// Members lists them with their URLs, by ID. The messages are the caller's.
+	// Members lists them with their URLs, by ID. The messages are the caller's,
+	// as are those that the other methods return.
 	Members() []*etcdserverpb.Member
 	// Capable says that the cluster has agreed on a version.
 	Capable() bool
+	// AddMember returns the member that was added, and all members.
+	AddMember(ctx context.Context, peerURLs []string, learner bool) (added *etcdserverpb.Member, members []*etcdserverpb.Member, err error)
+	RemoveMember(ctx context.Context, id uint64) ([]*etcdserverpb.Member, error)
+	// UpdateMember replaces the peer URLs of a member.
+	UpdateMember(ctx context.Context, id uint64, peerURLs []string) ([]*etcdserverpb.Member, error)
+	// PromoteMember makes a voter of a learner. A follower has the leader do it,
+	// on behalf of the caller's token.
+	PromoteMember(ctx context.Context, id uint64, token string) ([]*etcdserverpb.Member, error)
+	// MoveLeader makes another voter lead and returns once it does. It fails with
+	// ErrNotLeader, ErrBadLeaderTransferee or ErrLeaderTransferTimeout; moving to
+	// the leader itself does nothing.
+	MoveLeader(ctx context.Context, target uint64) error
+	// Downgrade checks, begins or ends a downgrade to a version like "3.6" and
+	// returns the cluster version, as "3.7". It fails with the sentinels of
+	// package member about downgrades. The action is one of the known ones.
+	Downgrade(ctx context.Context, action etcdserverpb.DowngradeRequest_DowngradeAction, version string) (clusterVersion string, err error)
 }
 
 // StoreStatus is the part of Status that the store knows.

@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
@@ -47,6 +48,9 @@ type engine struct {
 	readHold atomic.Pointer[chan struct{}]
 	hold     atomic.Pointer[chan struct{}] // proposals wait for it
 	authOn   atomic.Bool
+
+	clusterErr atomic.Pointer[error]  // what changes of the cluster fail with
+	asked      atomic.Pointer[string] // the change that the cluster was asked for last
 }
 
 // engineView is a state.View as this package wants it. Users have the right to
@@ -166,12 +170,9 @@ func (e *engine) Admit(cost int64) error {
 // engineLeases are leases that never expire.
 type engineLeases struct{ e *engine }
 
-func (l engineLeases) Renew(_ context.Context, _ Identity, id int64) (int64, error) {
-	found, ok := l.e.machine.Leases().Lookup(id)
-	if !ok {
-		return 0, nil
-	}
-	return found.TTL, nil
+func (l engineLeases) Renew(_ context.Context, _ Identity, id int64, done func(int64, error)) {
+	found, _ := l.e.machine.Leases().Lookup(id)
+	done(found.TTL, nil)
 }
 
 func (l engineLeases) Status(_ context.Context, _ Identity, id int64, keys bool) (LeaseStatus, error) {
@@ -200,6 +201,42 @@ func (c engineCluster) Capable() bool { return c.e.capable.Load() }
 
 func (c engineCluster) Members() []*pb.Member {
 	return []*pb.Member{{ID: testMember, Name: "m1", PeerURLs: []string{"http://p:1"}, ClientURLs: []string{"http://c:1"}}}
+}
+
+// change notes down what was asked for and answers with the members.
+func (c engineCluster) change(format string, args ...any) ([]*pb.Member, error) {
+	c.e.asked.Store(new(fmt.Sprintf(format, args...)))
+	if err := c.e.clusterErr.Load(); err != nil {
+		return nil, *err
+	}
+	return c.Members(), nil
+}
+
+func (c engineCluster) AddMember(_ context.Context, peerURLs []string, learner bool) (*pb.Member, []*pb.Member, error) {
+	members, err := c.change("add %v learner=%v", peerURLs, learner)
+	return &pb.Member{ID: 9, PeerURLs: peerURLs, IsLearner: learner}, members, err
+}
+
+func (c engineCluster) RemoveMember(_ context.Context, id uint64) ([]*pb.Member, error) {
+	return c.change("remove %d", id)
+}
+
+func (c engineCluster) UpdateMember(_ context.Context, id uint64, peerURLs []string) ([]*pb.Member, error) {
+	return c.change("update %d %v", id, peerURLs)
+}
+
+func (c engineCluster) PromoteMember(_ context.Context, id uint64, token string) ([]*pb.Member, error) {
+	return c.change("promote %d for %q", id, token)
+}
+
+func (c engineCluster) MoveLeader(_ context.Context, target uint64) error {
+	_, err := c.change("move to %d", target)
+	return err
+}
+
+func (c engineCluster) Downgrade(_ context.Context, action pb.DowngradeRequest_DowngradeAction, version string) (string, error) {
+	_, err := c.change("%v %q", action, version)
+	return "3.7", err
 }
 
 type engineMaintenance struct{ e *engine }

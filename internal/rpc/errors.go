@@ -24,6 +24,18 @@ var (
 	errNotEnoughStarted = status.Error(codes.Unknown, "etcdserver: re-configuration failed due to not enough started members")
 	errNotPrimary       = status.Error(codes.Unknown, "not a primary lessor")
 	errNoPassword       = status.Error(codes.Unknown, "auth: authentication failed, password was given for no password user")
+	errTransferTimeout  = status.Error(codes.Unknown, "etcdserver: request timed out, leader transfer took too long")
+)
+
+// What MoveLeader fails with.
+var (
+	// ErrNotLeader says that this member does not lead.
+	ErrNotLeader = errors.New("rpc: not the leader")
+	// ErrBadLeaderTransferee says that the target is no voter of the cluster.
+	ErrBadLeaderTransferee = errors.New("rpc: bad leader transferee")
+	// ErrLeaderTransferTimeout says that the target did not lead in time. It may
+	// yet.
+	ErrLeaderTransferTimeout = errors.New("rpc: leader transfer took too long")
 )
 
 // wireErrors is the one table from the errors of our packages to etcd's.
@@ -48,6 +60,19 @@ var wireErrors = []struct{ ours, wire error }{
 	{member.ErrTooManyLearners, rpctypes.ErrGRPCTooManyLearners},
 	{member.ErrNotLearner, rpctypes.ErrGRPCMemberNotLearner},
 	{member.ErrLastVoter, errNotEnoughStarted},
+	{member.ErrNotEnoughStarted, errNotEnoughStarted},
+	{member.ErrUnhealthy, rpctypes.ErrGRPCUnhealthy},
+	{member.ErrLearnerNotReady, rpctypes.ErrGRPCLearnerNotReady},
+
+	{ErrNotLeader, rpctypes.ErrGRPCNotLeader},
+	{ErrBadLeaderTransferee, rpctypes.ErrGRPCBadLeaderTransferee},
+	{ErrLeaderTransferTimeout, errTransferTimeout},
+
+	{member.ErrInvalidVersionFormat, rpctypes.ErrGRPCWrongDowngradeVersionFormat},
+	{member.ErrInvalidDowngradeTarget, rpctypes.ErrGRPCInvalidDowngradeTargetVersion},
+	{member.ErrDowngradeInProcess, rpctypes.ErrGRPCDowngradeInProcess},
+	{member.ErrNoInflightDowngrade, rpctypes.ErrGRPCNoInflightDowngrade},
+	{member.ErrNoClusterVersion, rpctypes.ErrGRPCClusterVersionUnavailable},
 
 	{auth.ErrRootUserNotExist, rpctypes.ErrGRPCRootUserNotExist},
 	{auth.ErrRootRoleNotExist, rpctypes.ErrGRPCRootRoleNotExist},

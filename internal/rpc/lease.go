@@ -2,8 +2,6 @@ package rpc
 
 import (
 	"context"
-	"errors"
-	"io"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -11,7 +9,7 @@ import (
 	"github.com/engram-kv/engram/internal/state"
 )
 
-// leaseService is etcdserverpb.Lease.
+// leaseService is etcdserverpb.Lease without its stream, which is keepalive.go's.
 type leaseService struct {
 	pb.UnimplementedLeaseServer
 	s *Server
@@ -82,45 +80,4 @@ func (l *leaseService) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest
 		resp.Leases = append(resp.Leases, &pb.LeaseStatus{ID: id})
 	}
 	return resp, nil
-}
-
-// LeaseKeepAlive renews one lease after the other. The goroutine that reads the
-// stream does the work, so that this one can leave when the stream is cut off.
-func (l *leaseService) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
-	served := make(chan error, 1)
-	go func() { served <- l.keepAlive(stream) }()
-	select {
-	case err := <-served:
-		return err
-	case <-stream.Context().Done():
-		return context.Cause(stream.Context())
-	}
-}
-
-func (l *leaseService) keepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
-	s, ctx := l.s, stream.Context()
-	for {
-		r, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			s.metrics.streamFailed("receive", "lease-keepalive")
-			return err
-		}
-		// The header is older than the renewal, so that whoever reads at its
-		// revision sees nothing that the renewal outlived.
-		resp := &pb.LeaseKeepAliveResponse{ID: r.ID, Header: s.responseHeader(0)}
-		who, err := s.identify(callFrom(ctx))
-		if err != nil {
-			return err
-		}
-		if resp.TTL, err = s.o.Leases.Renew(ctx, who, r.ID); err != nil {
-			return err
-		}
-		if err := stream.Send(resp); err != nil {
-			s.metrics.streamFailed("send", "lease-keepalive")
-			return err
-		}
-	}
 }

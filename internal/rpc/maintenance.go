@@ -7,10 +7,9 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/member"
 )
 
 // errUnknownMethod answers a Downgrade whose action is none; etcd gives it no code.
@@ -130,32 +129,33 @@ func (m *maintenanceService) HashKV(ctx context.Context, r *pb.HashKVRequest) (*
 	}, nil
 }
 
-// MoveLeader finds nobody to move to but this member, which leads already: no
-// other can.
+// MoveLeader has another voter lead. Only the leader itself can.
 func (m *maintenanceService) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
-	s := m.s
-	if _, err := s.identifyAdmin(callFrom(ctx)); err != nil {
+	if _, err := m.s.identifyAdmin(callFrom(ctx)); err != nil {
 		return nil, err
 	}
-	if s.o.Consensus.Leader() != s.o.MemberID {
-		return nil, rpctypes.ErrGRPCNotLeader
-	}
-	if r.GetTargetID() != s.o.MemberID {
-		return nil, rpctypes.ErrGRPCBadLeaderTransferee
+	if err := m.s.o.Cluster.MoveLeader(ctx, r.GetTargetID()); err != nil {
+		return nil, err
 	}
 	return &pb.MoveLeaderResponse{}, nil
 }
 
-// Downgrade has nothing to cancel, and this version writes one format only.
+// Downgrade checks, begins or ends a downgrade. To end none succeeds, as in etcd.
 func (m *maintenanceService) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.DowngradeResponse, error) {
 	if _, err := m.s.identifyAdmin(callFrom(ctx)); err != nil {
 		return nil, err
 	}
 	switch r.Action {
-	case pb.DowngradeRequest_CANCEL:
-		return &pb.DowngradeResponse{Header: m.s.responseHeader(0), Version: m.s.o.Maintenance.Status().ClusterVersion}, nil
-	case pb.DowngradeRequest_VALIDATE, pb.DowngradeRequest_ENABLE:
-		return nil, status.Error(codes.Unimplemented, "etcdserver: Downgrade is not served by this version of Engram: its store has no older format")
+	case pb.DowngradeRequest_VALIDATE, pb.DowngradeRequest_ENABLE, pb.DowngradeRequest_CANCEL:
+	default:
+		return nil, errUnknownMethod
 	}
-	return nil, errUnknownMethod
+	version, err := m.s.o.Cluster.Downgrade(ctx, r.Action, r.Version)
+	if r.Action == pb.DowngradeRequest_CANCEL && errors.Is(err, member.ErrNoInflightDowngrade) {
+		version, err = m.s.o.Maintenance.Status().ClusterVersion, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &pb.DowngradeResponse{Header: m.s.responseHeader(0), Version: version}, nil
 }

@@ -22,11 +22,15 @@ type outbox struct {
 	moved                 atomic.Int64  // when a message was last written, or came while there was none; Unix ns
 
 	mu      sync.Mutex
-	roomy   sync.Cond // paused became false, or closed true
+	roomy   sync.Cond // paused or held became false, or ending or closed true
 	queue   []queued  // the first may be being written
 	bytes   int       // of queue
 	refused bool      // the receiver is owed a Ready
 	paused  bool      // a Send was refused, and the receiver has not had its Ready
+	held    bool      // the receiver wants no request now
+	inline  bool      // whoever reads writes, too, and need not wake the writer
+	ending  bool      // with endErr, once the queue is empty
+	endErr  error
 	closed  bool
 }
 
@@ -65,8 +69,42 @@ func (o *outbox) Send(ms []Message) bool {
 		o.queue = append(o.queue, queued{m, m.Size()})
 	}
 	o.bytes += size
-	o.signal()
+	o.queued()
 	return true
+}
+
+// Hold implements StreamOut.
+func (o *outbox) Hold() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.held = true
+}
+
+// Resume implements StreamOut.
+func (o *outbox) Resume() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.held = false
+	o.roomy.Broadcast()
+}
+
+// End implements StreamOut.
+func (o *outbox) End(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ending || o.closed {
+		return
+	}
+	o.ending, o.endErr = true, err
+	o.roomy.Broadcast()
+	o.signal()
+}
+
+// ended says that the stream is to end now, and why.
+func (o *outbox) ended() (why error, now bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.endErr, o.ending && len(o.queue) == 0
 }
 
 // idle is called by the writer when it has done all that there was. Others that
@@ -76,6 +114,23 @@ func (o *outbox) idle() {
 	defer o.mu.Unlock()
 	if !o.closed {
 		o.shared.give(0, o.bytes, o)
+	}
+}
+
+// setInline says that whoever set it writes what comes, until it sets it back.
+func (o *outbox) setInline(on bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.inline = on
+	if !on && (len(o.queue) > 0 || o.refused || o.ending) {
+		o.signal()
+	}
+}
+
+// queued has the writer look at a message that was queued.
+func (o *outbox) queued() {
+	if !o.inline {
+		o.signal()
 	}
 }
 
@@ -148,15 +203,15 @@ func (o *outbox) isRefused() bool {
 	return o.refused && !o.closed
 }
 
-// awaitRoom blocks from a refused Send till the receiver has had its Ready. It
-// returns false once the outbox is closed.
+// awaitRoom blocks from a refused Send till the receiver has had its Ready, and
+// while it wants no request. It returns false once nothing is to be read any more.
 func (o *outbox) awaitRoom() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for o.paused && !o.closed {
+	for (o.paused || o.held) && !o.ending && !o.closed {
 		o.roomy.Wait()
 	}
-	return !o.closed
+	return !o.ending && !o.closed
 }
 
 // close drops what was not written.

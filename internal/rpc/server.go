@@ -189,7 +189,8 @@ func (s *Server) Senders() map[string]SenderHandler { return maps.Clone(s.sender
 // Bidirectional returns the streams that are served message by message.
 func (s *Server) Bidirectional() map[string]StreamHandler {
 	return map[string]StreamHandler{
-		"/etcdserverpb.Watch/Watch": s.openWatch,
+		"/etcdserverpb.Watch/Watch":          s.openWatch,
+		"/etcdserverpb.Lease/LeaseKeepAlive": s.openKeepAlive,
 	}
 }
 

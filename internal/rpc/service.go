@@ -33,12 +33,8 @@ func callFrom(ctx context.Context) *Call {
 // unserved are the methods of etcd that this server does not have, by full name
 // or by service, and what to say about them.
 var unserved = map[string]string{
-	"/etcdserverpb.Cluster/MemberAdd":     "a cluster has one member",
-	"/etcdserverpb.Cluster/MemberRemove":  "a cluster has one member",
-	"/etcdserverpb.Cluster/MemberUpdate":  "a cluster has one member",
-	"/etcdserverpb.Cluster/MemberPromote": "a cluster has one member",
-	"/etcdserverpb.Maintenance/Snapshot":  "backups are not served",
-	"/etcdserverpb.Auth/":                 "users and roles are not served",
+	"/etcdserverpb.Maintenance/Snapshot": "backups are not served",
+	"/etcdserverpb.Auth/":                "users and roles are not served",
 }
 
 // refuseUnserved returns the error for a method that this server does not have.

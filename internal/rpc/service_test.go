@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/engram-kv/engram/internal/clock"
+	"github.com/engram-kv/engram/internal/member"
 )
 
 func headerAt(revision int64) *pb.ResponseHeader {
@@ -99,6 +101,133 @@ func TestCluster(t *testing.T) {
 	}
 }
 
+// TestChangesOfTheCluster checks what the cluster is asked for and what the client gets.
+func TestChangesOfTheCluster(t *testing.T) {
+	m := start(t, nil)
+	ctx := t.Context()
+	cluster, mt := pb.NewClusterClient(m.conn), pb.NewMaintenanceClient(m.conn)
+	type members interface {
+		GetHeader() *pb.ResponseHeader
+		GetMembers() []*pb.Member
+	}
+	promote := func(ctx context.Context) (members, error) {
+		return cluster.MemberPromote(ctx, &pb.MemberPromoteRequest{ID: 7})
+	}
+	changes := []struct {
+		asked string
+		call  func(ctx context.Context) (members, error)
+	}{
+		{"add [http://a:1 http://b:1] learner=true", func(ctx context.Context) (members, error) {
+			r, err := cluster.MemberAdd(ctx, &pb.MemberAddRequest{PeerURLs: []string{" http://b:1", "HTTP://a:1 "}, IsLearner: true})
+			if want := (&pb.Member{ID: 9, PeerURLs: []string{"http://a:1", "http://b:1"}, IsLearner: true}); err == nil && !proto.Equal(r.Member, want) {
+				t.Errorf("added %v", r.Member)
+			}
+			return r, err
+		}},
+		{"remove 7", func(ctx context.Context) (members, error) {
+			return cluster.MemberRemove(ctx, &pb.MemberRemoveRequest{ID: 7})
+		}},
+		{"update 7 [http://c:1]", func(ctx context.Context) (members, error) {
+			return cluster.MemberUpdate(ctx, &pb.MemberUpdateRequest{ID: 7, PeerURLs: []string{"http://c:1"}})
+		}},
+		{`promote 7 for ""`, promote},
+	}
+	for _, c := range changes {
+		r, err := c.call(ctx)
+		if err != nil {
+			t.Fatalf("%s: %v", c.asked, err)
+		}
+		if !proto.Equal(r.GetHeader(), &pb.ResponseHeader{ClusterId: testCluster, MemberId: testMember}) || len(r.GetMembers()) != 1 {
+			t.Errorf("%s: header %v, members %v", c.asked, r.GetHeader(), r.GetMembers())
+		}
+		if got := *m.asked.Load(); got != c.asked {
+			t.Errorf("the cluster was asked to %s, want %s", got, c.asked)
+		}
+	}
+	move := func(ctx context.Context) error {
+		r, err := mt.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: 7})
+		if r.GetHeader() != nil {
+			t.Errorf("MoveLeader: header %v", r.GetHeader())
+		}
+		return err
+	}
+	downgrade := func(ctx context.Context, action pb.DowngradeRequest_DowngradeAction) error {
+		r, err := mt.Downgrade(ctx, &pb.DowngradeRequest{Action: action, Version: "3.6"})
+		if err == nil && (r.Version != "3.7" || r.Header.GetRevision() != 1) {
+			t.Errorf("%v: %v", action, r)
+		}
+		return err
+	}
+	if err := errors.Join(move(ctx), downgrade(ctx, pb.DowngradeRequest_ENABLE)); err != nil {
+		t.Error(err)
+	}
+	if got, want := *m.asked.Load(), `ENABLE "3.6"`; got != want {
+		t.Errorf("the cluster was asked to %s, want %s", got, want)
+	}
+
+	fail := func(err error) { m.clusterErr.Store(&err) }
+	fail(fmt.Errorf("of what was asked: %w", member.ErrUnhealthy))
+	for _, c := range changes {
+		_, err := c.call(ctx)
+		wantError(t, err, rpctypes.ErrGRPCUnhealthy)
+	}
+	fail(ErrNotLeader)
+	wantError(t, move(ctx), rpctypes.ErrGRPCNotLeader)
+	fail(member.ErrNoInflightDowngrade) // which is no error of CANCEL
+	wantError(t, downgrade(ctx, pb.DowngradeRequest_ENABLE), rpctypes.ErrGRPCNoInflightDowngrade)
+	if err := downgrade(ctx, pb.DowngradeRequest_CANCEL); err != nil {
+		t.Errorf("CANCEL of no downgrade: %v", err)
+	}
+	m.clusterErr.Store(nil)
+
+	// With auth on only an administrator may ask, and his token goes along.
+	m.authOn.Store(true)
+	as := func(name string) context.Context { return metadata.AppendToOutgoingContext(ctx, "token", name) }
+	m.asked.Store(nil)
+	for _, c := range changes {
+		_, err := c.call(as("user"))
+		wantError(t, err, errDenied)
+	}
+	wantError(t, move(as("user")), errDenied)
+	wantError(t, downgrade(as("user"), 9), errDenied)
+	if got := m.asked.Load(); got != nil {
+		t.Errorf("for a user the cluster was asked to %s", *got)
+	}
+	if _, err := promote(as("root")); err != nil || *m.asked.Load() != `promote 7 for "root"` {
+		t.Errorf("%v, asked to %s", err, *m.asked.Load())
+	}
+}
+
+// TestPeerURLs gives URLs that would end every real member which applied them, and the ID that no member has.
+func TestPeerURLs(t *testing.T) {
+	m := start(t, nil)
+	cluster := pb.NewClusterClient(m.conn)
+	for _, bad := range [][]string{nil, {""}, {"nonsense"}, {"http://ok:1", "127.0.0.1:2380"}, {"http://a:1/path"}, {"ftp://a:1"}, {"http://a"}, {"http://a:port"}} {
+		_, err := cluster.MemberAdd(t.Context(), &pb.MemberAddRequest{PeerURLs: bad})
+		wantError(t, err, rpctypes.ErrGRPCMemberBadURLs)
+		_, err = cluster.MemberUpdate(t.Context(), &pb.MemberUpdateRequest{ID: testMember, PeerURLs: bad})
+		wantError(t, err, rpctypes.ErrGRPCMemberBadURLs)
+	}
+	if got := m.asked.Load(); got != nil {
+		t.Errorf("the cluster was asked to %s", *got)
+	}
+	for _, call := range []func() error{
+		func() error { _, err := cluster.MemberRemove(t.Context(), &pb.MemberRemoveRequest{}); return err },
+		func() error { _, err := cluster.MemberPromote(t.Context(), &pb.MemberPromoteRequest{}); return err },
+		func() error {
+			_, err := cluster.MemberUpdate(t.Context(), &pb.MemberUpdateRequest{PeerURLs: []string{"http://a:1"}})
+			return err
+		},
+	} {
+		wantError(t, call(), rpctypes.ErrGRPCMemberNotFound)
+	}
+	m.authOn.Store(true) // as in etcd, the URLs of an add come first
+	_, err := cluster.MemberAdd(t.Context(), &pb.MemberAddRequest{PeerURLs: []string{"nonsense"}})
+	wantError(t, err, rpctypes.ErrGRPCMemberBadURLs)
+	_, err = cluster.MemberUpdate(t.Context(), &pb.MemberUpdateRequest{PeerURLs: []string{"nonsense"}})
+	wantError(t, err, errDenied)
+}
+
 func TestMaintenance(t *testing.T) {
 	m := start(t, nil)
 	ctx := t.Context()
@@ -122,8 +251,6 @@ func TestMaintenance(t *testing.T) {
 	if d := must[*pb.DefragmentResponse](t)(mt.Defragment(ctx, &pb.DefragmentRequest{})); d.Header != nil {
 		t.Errorf("Defragment: %v", d)
 	}
-	_, err = mt.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: 5})
-	wantError(t, err, rpctypes.ErrGRPCBadLeaderTransferee)
 	_, err = mt.Downgrade(ctx, &pb.DowngradeRequest{Action: 9})
 	wantError(t, err, status.Error(codes.Unknown, "etcdserver: unknown method"))
 	if d := must[*pb.DowngradeResponse](t)(mt.Downgrade(ctx, &pb.DowngradeRequest{Action: pb.DowngradeRequest_CANCEL})); d.Version != "3.7" || !proto.Equal(d.Header, headerAt(6)) {
@@ -138,8 +265,6 @@ func TestMaintenance(t *testing.T) {
 		t.Errorf("Status: %v", st)
 	}
 	m.leader.Store(0)
-	_, err = mt.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: 5})
-	wantError(t, err, rpctypes.ErrGRPCNotLeader)
 	m.learner.Store(true)
 	st = must[*pb.StatusResponse](t)(mt.Status(ctx, &pb.StatusRequest{}))
 	if !st.IsLearner || st.Leader != 0 || !slices.Equal(st.Errors, []string{"etcdserver: no leader"}) {
@@ -186,13 +311,8 @@ func TestUnserved(t *testing.T) {
 	m := start(t, nil)
 	m.put(t, "a", "1")
 	ctx := t.Context()
-	cluster, mt, users := pb.NewClusterClient(m.conn), pb.NewMaintenanceClient(m.conn), pb.NewAuthClient(m.conn)
+	mt, users := pb.NewMaintenanceClient(m.conn), pb.NewAuthClient(m.conn)
 	calls := map[string]func() error{
-		"MemberAdd":     func() error { _, err := cluster.MemberAdd(ctx, &pb.MemberAddRequest{}); return err },
-		"MemberRemove":  func() error { _, err := cluster.MemberRemove(ctx, &pb.MemberRemoveRequest{}); return err },
-		"MemberUpdate":  func() error { _, err := cluster.MemberUpdate(ctx, &pb.MemberUpdateRequest{}); return err },
-		"MemberPromote": func() error { _, err := cluster.MemberPromote(ctx, &pb.MemberPromoteRequest{}); return err },
-		"Downgrade":     func() error { _, err := mt.Downgrade(ctx, &pb.DowngradeRequest{Version: "3.6"}); return err },
 		"Snapshot": func() error {
 			stream, err := mt.Snapshot(ctx, &pb.SnapshotRequest{})
 			if err == nil {
@@ -301,8 +421,22 @@ func TestLearner(t *testing.T) {
 	}
 	_, err := m.kv.Range(ctx, &pb.RangeRequest{Key: []byte("a")})
 	wantError(t, err, rpctypes.ErrGRPCNotSupportedForLearner)
-	_, err = pb.NewClusterClient(m.conn).MemberList(ctx, &pb.MemberListRequest{})
-	wantError(t, err, rpctypes.ErrGRPCNotSupportedForLearner)
+	cluster, mt := pb.NewClusterClient(m.conn), pb.NewMaintenanceClient(m.conn)
+	for _, call := range []func() error{
+		func() error { _, err := cluster.MemberList(ctx, &pb.MemberListRequest{}); return err },
+		func() error { _, err := cluster.MemberAdd(ctx, &pb.MemberAddRequest{}); return err },
+		func() error { _, err := cluster.MemberRemove(ctx, &pb.MemberRemoveRequest{}); return err },
+		func() error { _, err := cluster.MemberUpdate(ctx, &pb.MemberUpdateRequest{}); return err },
+		func() error { _, err := cluster.MemberPromote(ctx, &pb.MemberPromoteRequest{}); return err },
+		func() error { _, err := mt.MoveLeader(ctx, &pb.MoveLeaderRequest{}); return err },
+		func() error { _, err := mt.Downgrade(ctx, &pb.DowngradeRequest{}); return err },
+		func() error { _, err := mt.HashKV(ctx, &pb.HashKVRequest{}); return err },
+	} {
+		wantError(t, call(), rpctypes.ErrGRPCNotSupportedForLearner)
+	}
+	if _, err := mt.Status(ctx, &pb.StatusRequest{}); err != nil {
+		t.Error(err)
+	}
 	_, err = must[pb.Lease_LeaseKeepAliveClient](t)(pb.NewLeaseClient(m.conn).LeaseKeepAlive(ctx)).Recv()
 	wantError(t, err, rpctypes.ErrGRPCNotSupportedForLearner)
 }

@@ -11,11 +11,13 @@ type StreamHandler func(call *Call, out StreamOut) StreamReceiver
 // may run at the same time. Close is the last call.
 type StreamReceiver interface {
 	// Message takes the next request, which belongs to the receiver. None comes
-	// while a Send was refused and Ready not yet called: who does not read the
-	// answers has no more requests read. An error ends the stream.
+	// while a Send was refused and Ready not yet called (who does not read the
+	// answers has no more requests read), nor between Hold and Resume. An error
+	// ends the stream at once; End lets the client have the answers first.
 	Message(raw []byte) error
 	// HalfClose says that no more messages will come, and returns whether that
-	// ends the stream; otherwise the client still reads.
+	// ends the stream; otherwise the client still reads. It waits its turn behind
+	// the messages.
 	HalfClose() (over bool)
 	// Ready says that after a refused Send there is room again.
 	Ready()
@@ -26,12 +28,20 @@ type StreamReceiver interface {
 	Close()
 }
 
-// StreamOut is the bounded queue of one stream's answers. Safe for concurrent use.
+// StreamOut is the bounded queue of one stream's answers. Safe for concurrent
+// use; none of its methods blocks, and after Close none does anything.
 type StreamOut interface {
-	// Send queues all of the messages, in order, or none of them. It never
-	// blocks. After it returned false Ready is called as soon as there is room.
-	// The slice is the caller's, what it holds must not change any more.
+	// Send queues all of the messages, in order, or none of them. After it
+	// returned false Ready is called as soon as there is room. The slice is the
+	// caller's, what it holds must not change any more.
 	Send(ms []Message) (queued bool)
+	// Hold keeps the next request from being read until Resume: a receiver whose
+	// answers take their time calls it from Message.
+	Hold()
+	Resume()
+	// End ends the stream, with OK if err is nil, as soon as what is queued is
+	// written. Nothing more is read; the first call counts.
+	End(err error)
 }
 
 // Message is an encoded message in parts that follow one another, so that many

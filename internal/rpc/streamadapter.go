@@ -14,6 +14,9 @@ import (
 // errUnread ends a stream whose client does not read while memory is short.
 var errUnread = status.Error(codes.ResourceExhausted, "etcdserver: the stream was not read for too long while the memory for streams was used up")
 
+// errOver says that a stream has ended.
+var errOver = errors.New("rpc: the stream is over")
+
 // adaptedStream lets grpc-go serve a StreamHandler: one goroutine reads, one
 // writes, and the one that grpc-go gave the call waits, so that it can leave
 // whenever the stream is cut off.
@@ -24,6 +27,9 @@ type adaptedStream struct {
 	out      *outbox
 	receiver StreamReceiver
 	over     chan error // capacity 1; why the stream ends
+	inTurn   bool       // the goroutine that reads may write
+
+	writing sync.Mutex // held by who writes, and calls Ready or Sent
 
 	gate   sync.RWMutex // held for reading by calls of the receiver
 	closed bool         // no more calls
@@ -39,7 +45,8 @@ func (s *Server) bidirectional(api string, h StreamHandler) grpc.StreamHandler {
 		a.out = newOutbox(s.o.StreamMessages, s.o.StreamBytes, s.streams, func() { a.end(errUnread) })
 		ctx := stream.Context()
 		a.receiver = h(callFrom(ctx), a.out)
-		go a.read()
+		_, a.inTurn = a.receiver.(inTurn)
+		go a.read(ctx)
 		go a.write(ctx)
 		var err error
 		select {
@@ -55,6 +62,17 @@ func (s *Server) bidirectional(api string, h StreamHandler) grpc.StreamHandler {
 		return err
 	}
 }
+
+// streamAPIs are the names of streams in etcd_network_server_stream_failures_total.
+var streamAPIs = map[string]string{
+	"/etcdserverpb.Watch/Watch":          "watch",
+	"/etcdserverpb.Lease/LeaseKeepAlive": "lease-keepalive",
+}
+
+// inTurn marks a receiver that takes no request before the one before is
+// answered. Its answers may be written by the goroutine that reads, which spares
+// waking another.
+type inTurn interface{ inTurn() }
 
 // call runs fn unless the stream is over.
 func (a *adaptedStream) call(fn func()) bool {
@@ -74,7 +92,8 @@ func (a *adaptedStream) end(err error) {
 	}
 }
 
-func (a *adaptedStream) read() {
+func (a *adaptedStream) read(ctx context.Context) {
+	conn := connOf(ctx)
 	for a.out.awaitRoom() {
 		var in frame
 		err := a.stream.RecvMsg(&in)
@@ -89,12 +108,23 @@ func (a *adaptedStream) read() {
 			a.failed("receive", err)
 			return
 		}
+		if a.inTurn {
+			a.out.setInline(true)
+		}
 		if !a.call(func() { err = a.receiver.Message(in.data) }) {
 			return
 		}
 		if err != nil {
 			a.end(err)
 			return
+		}
+		if a.inTurn {
+			for more := true; more; {
+				if more, err = a.writeNext(ctx, conn); err != nil {
+					return
+				}
+			}
+			a.out.setInline(false)
 		}
 	}
 }
@@ -117,29 +147,60 @@ func (a *adaptedStream) write(ctx context.Context) {
 		case <-again.C():
 		}
 		for {
-			if a.out.owesReady() {
-				if !a.call(a.receiver.Ready) {
-					return
-				}
-				a.out.told()
-			}
-			m, ok := a.out.peek()
-			if !ok {
-				a.out.idle()
-				break
-			}
-			began := a.s.o.Clock.Now()
-			if err := a.send(ctx, conn, m.join()); err != nil {
-				a.failed("send", err)
+			if !a.ready() {
 				return
 			}
-			took := a.s.o.Clock.Now().Sub(began)
-			a.out.wrote()
-			if !a.call(func() { a.receiver.Sent(m, took) }) {
+			more, err := a.writeNext(ctx, conn)
+			if err != nil {
 				return
 			}
+			if more {
+				continue
+			}
+			if why, now := a.out.ended(); now {
+				a.end(why)
+				return
+			}
+			a.out.idle()
+			break
 		}
 	}
+}
+
+// ready tells the receiver of room, if it is to be told. It returns false if the
+// stream is over.
+func (a *adaptedStream) ready() bool {
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	if a.out.owesReady() {
+		if !a.call(a.receiver.Ready) {
+			return false
+		}
+		a.out.told()
+	}
+	return true
+}
+
+// writeNext writes the next message and returns whether there was one. After an
+// error the stream is over.
+func (a *adaptedStream) writeNext(ctx context.Context, conn *unsent) (more bool, err error) {
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	m, ok := a.out.peek()
+	if !ok {
+		return false, nil
+	}
+	began := a.s.o.Clock.Now()
+	if err := a.send(ctx, conn, m.join()); err != nil {
+		a.failed("send", err)
+		return false, err
+	}
+	took := a.s.o.Clock.Now().Sub(began)
+	a.out.wrote()
+	if !a.call(func() { a.receiver.Sent(m, took) }) {
+		return false, errOver
+	}
+	return true, nil
 }
 
 // waitedFor is the size from which on a message is waited for till it has left

@@ -15,13 +15,13 @@ type authenticator struct{ m *Member }
 
 // Enabled implements rpc.Auth.
 func (a authenticator) Enabled() bool {
-	auth, _, _ := a.m.machine.Tables()
+	auth, _, _ := a.m.machine().Tables()
 	return auth.Enabled()
 }
 
 // Revision implements rpc.Auth.
 func (a authenticator) Revision() uint64 {
-	auth, _, _ := a.m.machine.Tables()
+	auth, _, _ := a.m.machine().Tables()
 	return auth.Revision()
 }
 
@@ -39,10 +39,10 @@ type quota struct{ m *Member }
 // Admit implements rpc.Quota.
 func (q quota) Admit(cost int64) error {
 	limit := q.m.cfg.Quota()
-	if cost == 0 || limit == 0 || q.m.machine.Root().UsageBytes()+cost < limit {
+	if cost == 0 || limit == 0 || q.m.machine().Root().UsageBytes()+cost < limit {
 		return nil
 	}
-	if _, _, alarms := q.m.machine.Tables(); !alarms.Has(pb.AlarmType_NOSPACE) {
+	if _, _, alarms := q.m.machine().Tables(); !alarms.Has(pb.AlarmType_NOSPACE) {
 		notify(q.m.overQuota)
 	}
 	return state.ErrNoSpace

@@ -114,7 +114,10 @@ func (d *dataDir) join(name string) string { return d.fs.PathJoin(d.path, name) 
 func (d *dataDir) Close() error { return d.lock.Close() }
 
 // identityFormat is the text of the identity file.
-const identityFormat = "cluster %x\nmember %x\n"
+const (
+	identityFormat = "cluster %x\nmember %x\n"
+	joinedLine     = "joined\n" // follows if the member joined
+)
 
 // readIdentity returns what the identity file says; ok is false if there is none.
 func (d *dataDir) readIdentity() (id identity, ok bool, err error) {
@@ -134,6 +137,7 @@ func (d *dataDir) readIdentity() (id identity, ok bool, err error) {
 	if _, err := fmt.Sscanf(string(text), identityFormat, &id.cluster, &id.member); err != nil {
 		return identity{}, false, fmt.Errorf("%s: %q names no cluster and member: delete the file if the raft log is in place: %w", path, text, err)
 	}
+	id.joined = strings.HasSuffix(string(text), "\n"+joinedLine)
 	return id, true, nil
 }
 
@@ -144,7 +148,11 @@ func (d *dataDir) writeIdentity(id identity) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(f, identityFormat, id.cluster, id.member)
+	text := fmt.Sprintf(identityFormat, id.cluster, id.member)
+	if id.joined {
+		text += joinedLine
+	}
+	_, err = io.WriteString(f, text)
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
 		err = d.fs.Rename(temp, path)

@@ -28,7 +28,7 @@ import (
 type edge struct {
 	client, clientHTTP, metrics, peer []net.Listener
 	grpc                              *grpc.Server
-	http                              []*http.Server
+	http, peerHTTP                    []*http.Server
 	serving                           sync.WaitGroup
 }
 
@@ -39,9 +39,8 @@ const streamWorkers = 256
 // readHeaderTimeout is etcd's (surface.md, section 2.1).
 const readHeaderTimeout = 5 * time.Minute
 
-// openEdge binds every address, so that a clash is found before anything
-// starts, and builds the services. Nothing is served yet.
-func (m *Member) openEdge(metrics *metrics) (_ *edge, err error) {
+// bind binds every address, so that a clash is found before anything starts.
+func bind(cfg *config.Config) (_ *edge, err error) {
 	e := &edge{}
 	defer func() {
 		if err != nil {
@@ -53,23 +52,36 @@ func (m *Member) openEdge(metrics *metrics) (_ *edge, err error) {
 		into *[]net.Listener
 		flag string
 	}{
-		{m.cfg.ListenClient, &e.client, "listen-client-urls"},
-		{m.cfg.ListenClientHTTP, &e.clientHTTP, "listen-client-http-urls"},
-		{m.cfg.ListenMetrics, &e.metrics, "listen-metrics-urls"},
-		{m.cfg.ListenPeer, &e.peer, "listen-peer-urls"},
+		{cfg.ListenClient, &e.client, "listen-client-urls"},
+		{cfg.ListenClientHTTP, &e.clientHTTP, "listen-client-http-urls"},
+		{cfg.ListenMetrics, &e.metrics, "listen-metrics-urls"},
+		{cfg.ListenPeer, &e.peer, "listen-peer-urls"},
 	} {
 		for i := range l.urls {
-			lis, err := listen(&l.urls[i], m.cfg)
+			lis, err := listen(&l.urls[i], cfg)
 			if err != nil {
 				return nil, fmt.Errorf("--%s=%s: %w: stop what uses it, or give another address", l.flag, l.urls[i].String(), err)
+			}
+			if l.into == &e.peer {
+				inner := lis
+				if lis, err = secured(inner, &l.urls[i], cfg); err != nil {
+					_ = inner.Close()
+					return nil, err
+				}
 			}
 			*l.into = append(*l.into, lis)
 		}
 	}
+	return e, nil
+}
+
+// openEdge builds the services. Nothing is served yet.
+func (m *Member) openEdge(metrics *metrics) {
+	e := m.edge
 	m.rpc = rpc.New(rpc.Options{
 		ClusterID: m.id.cluster, MemberID: m.id.member,
-		Consensus: proposer{m.node, m.ids}, Views: views{m.machine}, Auth: authenticator{m}, Quota: quota{m},
-		Leases: leases{m}, Cluster: m, Maintenance: m, Watches: m.hub,
+		Consensus: proposer{m.node, m.ids}, Views: views{m}, Auth: authenticator{m}, Quota: quota{m},
+		Leases: m.leases, Cluster: cluster{m.membership, m}, Maintenance: m, Watches: m.hub,
 		Metrics: metrics.rpc, WatchMetrics: metrics.watch,
 		MaxRequestBytes: int(m.cfg.MaxRequestBytes), MaxTxnOps: int(m.cfg.MaxTxnOps),
 		SlowCall: m.cfg.WarningUnary, RequestTimeout: m.cfg.RequestTimeout(), ElectionTimeout: time.Duration(m.cfg.ElectionMillis) * time.Millisecond,
@@ -82,7 +94,7 @@ func (m *Member) openEdge(metrics *metrics) (_ *edge, err error) {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: m.cfg.KeepaliveInterval, Timeout: m.cfg.KeepaliveTimeout}),
 	)
 	o := web.Options{
-		Member: webMember{m}, ClusterID: m.id.cluster, Metrics: metrics.web, Gatherer: metrics.registry, Registerer: metrics.registry,
+		Member: webMember{m}, Metrics: metrics.web, Gatherer: metrics.registry, Registerer: metrics.registry,
 		ReadTimeout: m.cfg.RequestTimeout(), Profiling: m.cfg.Pprof || m.cfg.LogLevel == "debug", Origins: m.cfg.CORS, Hosts: m.cfg.HostWhitelist, Logger: m.log,
 	}
 	all, probes := web.Handler(o), web.MetricsHandler(o)
@@ -96,9 +108,9 @@ func (m *Member) openEdge(metrics *metrics) (_ *edge, err error) {
 		e.http = append(e.http, newHTTP(probes))
 	}
 	for range e.peer {
-		e.http = append(e.http, newHTTP(web.PeerHandler(o)))
+		// A stream of a peer asks once and is silent from then on.
+		e.peerHTTP = append(e.peerHTTP, newHTTP(m.transport.Handler()))
 	}
-	return e, nil
 }
 
 func newHTTP(h http.Handler) *http.Server {
@@ -133,7 +145,15 @@ func listen(u *url.URL, cfg *config.Config) (net.Listener, error) {
 	return lc.Listen(context.Background(), "tcp", u.Host)
 }
 
-// serve starts serving on every listener. On client listeners gRPC and HTTP
+// servePeers lets the other members in. It comes before clients: a member is
+// ready for those only once it has found its cluster.
+func (e *edge) servePeers(m *Member) {
+	for i, l := range e.peer {
+		e.run(m, func() error { return e.peerHTTP[i].Serve(l) })
+	}
+}
+
+// serve starts serving on the other listeners. On client listeners gRPC and HTTP
 // share a port, told apart by the first bytes of a connection, unless HTTP has
 // listeners of its own.
 func (e *edge) serve(m *Member) {
@@ -151,7 +171,7 @@ func (e *edge) serve(m *Member) {
 		e.run(m, func() error { return s.Serve(httpL) })
 		e.run(m, mux.Serve)
 	}
-	for _, ls := range [][]net.Listener{e.clientHTTP, e.metrics, e.peer} {
+	for _, ls := range [][]net.Listener{e.clientHTTP, e.metrics} {
 		for _, l := range ls {
 			s := next()
 			e.run(m, func() error { return s.Serve(l) })
@@ -180,17 +200,21 @@ func (e *edge) clientAddrs() []string {
 
 func (e *edge) closeListeners() {
 	for _, ls := range [][]net.Listener{e.client, e.clientHTTP, e.metrics, e.peer} {
-		for _, l := range ls {
-			_ = l.Close()
-		}
+		closeAll(ls)
 	}
 }
 
-// close takes no call any more and gives those in hand some time.
+// close takes no call of clients any more and gives those in hand some time.
+// Peers are served until closePeers.
 func (e *edge) close(grace time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
-	e.closeListeners()
+	for _, ls := range [][]net.Listener{e.client, e.clientHTTP, e.metrics} {
+		closeAll(ls)
+	}
+	if e.grpc == nil {
+		return // it was never built
+	}
 	done := make(chan struct{})
 	go func() {
 		e.grpc.GracefulStop()
@@ -206,7 +230,21 @@ func (e *edge) close(grace time.Duration) {
 		e.grpc.Stop() // streams that clients hold open
 		<-done
 	}
+}
+
+// closePeers ends what is left.
+func (e *edge) closePeers() {
+	closeAll(e.peer)
+	for _, s := range e.peerHTTP {
+		_ = s.Close()
+	}
 	e.serving.Wait()
+}
+
+func closeAll(ls []net.Listener) {
+	for _, l := range ls {
+		_ = l.Close()
+	}
 }
 
 // webMember is web.Member.
@@ -228,18 +266,14 @@ func (w webMember) Read(ctx context.Context, linearizable bool) error {
 			return rpc.WireError(err)
 		}
 	}
-	v := w.machine.View()
+	v := views{w.Member}.View()
 	defer v.Release()
-	_, _ = v.Item([]byte("health"))
+	_, _ = v.KV().Item([]byte("health"))
 	return nil
 }
 
 // Versions implements web.Member.
 func (w webMember) Versions() web.Versions {
-	_, members, _ := w.machine.Tables()
-	out := web.Versions{Server: config.EtcdVersion, Cluster: members.Version(), Storage: config.ClusterVersion, Engram: config.Version}
-	if out.Cluster == "" {
-		out.Cluster, out.Storage = "not_decided", "unknown"
-	}
-	return out
+	v := tellVersions(w.root())
+	return web.Versions{Server: v.Server, Cluster: v.Cluster, Storage: v.Storage, Engram: v.Engram}
 }

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -53,16 +52,19 @@ func (p proposer) ReadIndex(deadline time.Time, done func(error)) {
 	p.Node.ReadIndex(deadline, done)
 }
 
-// machine is consensus.Machine on a state.Machine.
-type machine struct {
-	*state.Machine
-	m *Member
-}
+// machine is consensus.Machine on the member's present generation.
+type machine struct{ m *Member }
+
+// Applied implements consensus.Machine.
+func (a machine) Applied() (index, term uint64) { return a.m.machine().Applied() }
+
+// ConfState implements consensus.Machine.
+func (a machine) ConfState() *raftpb.ConfState { return a.m.machine().ConfState() }
 
 // Apply implements consensus.Machine.
 func (a machine) Apply(entries []*raftpb.Entry) ([]consensus.Result, error) {
 	began := time.Now()
-	results, err := a.Machine.Apply(entries)
+	results, err := a.m.machine().Apply(entries)
 	if err != nil {
 		return nil, err
 	}
@@ -70,6 +72,9 @@ func (a machine) Apply(entries []*raftpb.Entry) ([]consensus.Result, error) {
 	out := make([]consensus.Result, len(results))
 	for i := range results {
 		r := &results[i]
+		if r.ConfChange != nil {
+			a.m.departure.applied(r.ConfChange)
+		}
 		out[i] = consensus.Result{Index: r.Index, Term: r.Term, ID: r.ID, Err: r.Err, ConfChange: r.ConfChange, Empty: r.Empty}
 		if r.Reply != nil {
 			out[i].Reply = r.Reply
@@ -94,13 +99,25 @@ func (m *Member) applied(entries int, took time.Duration) {
 }
 
 // views is rpc.Views.
-type views struct{ m *state.Machine }
+type views struct{ m *Member }
 
 // View implements rpc.Views.
-func (v views) View() rpc.View { return view{v.m.View()} }
+func (v views) View() rpc.View {
+	g := v.m.hold()
+	return view{g.machine.View(), g}
+}
 
-// view is rpc.View.
-type view struct{ *state.View }
+// view is rpc.View. It keeps the store open that it reads.
+type view struct {
+	*state.View
+	g *generation
+}
+
+// Release implements rpc.View.
+func (v view) Release() {
+	v.View.Release()
+	v.g.release()
+}
 
 // KV implements rpc.View.
 func (v view) KV() *mvcc.View { return v.View.View }
@@ -118,40 +135,21 @@ func (v view) MayAdminister(u rpc.Identity) error {
 	return v.Auth().CheckAdmin(u.User)
 }
 
-// Members implements rpc.Cluster.
-func (m *Member) Members() []*pb.Member {
-	_, members, _ := m.machine.Tables()
-	var out []*pb.Member
-	for _, mem := range members.List() {
-		out = append(out, &pb.Member{
-			ID: mem.ID, Name: mem.Name, PeerURLs: slices.Clone(mem.PeerURLs), ClientURLs: slices.Clone(mem.ClientURLs), IsLearner: mem.IsLearner,
-		})
-	}
-	return out
-}
-
-// Capable implements rpc.Cluster.
-func (m *Member) Capable() bool {
-	_, members, _ := m.machine.Tables()
-	return members.Version() != ""
-}
-
 // tablesBytes is what Status reckons for the small tables, so that a store in
 // use never seems to take nothing.
 const tablesBytes = 4 << 10
 
 // Status implements rpc.Maintenance.
 func (m *Member) Status() rpc.StoreStatus {
-	_, members, _ := m.machine.Tables()
-	usage := tablesBytes + m.machine.Root().UsageBytes()
+	_, members, _ := m.machine().Tables()
+	g := m.hold()
+	defer g.release()
+	usage := tablesBytes + g.machine.Root().UsageBytes()
 	s := rpc.StoreStatus{
 		// What is not flushed yet is in use and in no file: never tell less than that.
-		SizeBytes: max(int64(m.store.DiskBytes()), usage), UsageBytes: usage, QuotaBytes: m.cfg.Quota(),
-		Version: config.EtcdVersion, ClusterVersion: minorOf(members.Version()),
+		SizeBytes: max(int64(g.store.DiskBytes()), usage), UsageBytes: usage, QuotaBytes: m.cfg.Quota(),
+		Version: config.EtcdVersion, ClusterVersion: minorOf(members.Version()), StorageVersion: storageVersion(members),
 		Downgrade: &pb.DowngradeInfo{Enabled: members.Downgrade().Enabled, TargetVersion: members.Downgrade().Target},
-	}
-	if members.Version() != "" {
-		s.StorageVersion = config.ClusterVersion
 	}
 	return s
 }
@@ -168,7 +166,7 @@ func minorOf(version string) string {
 
 // Alarms implements rpc.Maintenance.
 func (m *Member) Alarms() []*pb.AlarmMember {
-	_, _, alarms := m.machine.Tables()
+	_, _, alarms := m.machine().Tables()
 	var out []*pb.AlarmMember
 	for _, a := range alarms.List(pb.AlarmType_NONE) {
 		out = append(out, &pb.AlarmMember{MemberID: a.Member, Alarm: a.Type})
@@ -180,20 +178,24 @@ func (m *Member) Alarms() []*pb.AlarmMember {
 func (m *Member) Hash(ctx context.Context) (uint32, int64, error) {
 	began := time.Now()
 	defer func() { m.timed.hash.Observe(time.Since(began).Seconds()) }()
-	return m.machine.Hash(ctx)
+	g := m.hold()
+	defer g.release()
+	return g.machine.Hash(ctx)
 }
 
 // HashKV implements rpc.Maintenance.
 func (m *Member) HashKV(ctx context.Context, revision int64) (rpc.HashKV, error) {
 	began := time.Now()
 	defer func() { m.timed.hashRevision.Observe(time.Since(began).Seconds()) }()
-	h, err := m.machine.Keys().HashKV(ctx, m.machine.Root(), revision)
+	g := m.hold()
+	defer g.release()
+	h, err := g.machine.Keys().HashKV(ctx, g.machine.Root(), revision)
 	return rpc.HashKV(h), err
 }
 
 // CompactionDone implements rpc.Maintenance.
 func (m *Member) CompactionDone(revision int64) <-chan struct{} {
-	return m.machine.Keys().CompactionDone(revision)
+	return m.machine().Keys().CompactionDone(revision)
 }
 
 // Reclaim implements rpc.Maintenance: the space of deleted revisions comes back

@@ -1,10 +1,8 @@
 package server
 
 import (
-	"errors"
+	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/engram-kv/engram/internal/consensus"
@@ -15,58 +13,21 @@ import (
 )
 
 // identity says which member of which cluster this is.
-type identity struct{ cluster, member uint64 }
-
-// founder describes this member at the birth of its cluster.
-func (m *Member) founder() (identity, consensus.Founder, error) {
-	members, err := m.cfg.InitialMembers()
-	if err != nil {
-		return identity{}, consensus.Founder{}, err
-	}
-	if len(members) != 1 {
-		return identity{}, consensus.Founder{}, fmt.Errorf("--initial-cluster names %d members: this version runs one member alone", len(members))
-	}
-	self := members[0]
-	if self.Name != m.cfg.Name {
-		return identity{}, consensus.Founder{}, fmt.Errorf("couldn't find local name %q in the initial cluster configuration", m.cfg.Name)
-	}
-	advertised := make([]string, len(m.cfg.AdvertisePeer))
-	for i := range m.cfg.AdvertisePeer {
-		advertised[i] = m.cfg.AdvertisePeer[i].String()
-	}
-	slices.Sort(advertised)
-	if !slices.Equal(advertised, self.PeerURLs) {
-		return identity{}, consensus.Founder{}, fmt.Errorf("--initial-cluster has %s=%s but missing from --initial-advertise-peer-urls=%s: give this member the same peer URLs in both",
-			self.Name, strings.Join(self.PeerURLs, ","), strings.Join(advertised, ","))
-	}
-	if m.cfg.InitialClusterState == "existing" {
-		return identity{}, consensus.Founder{}, errors.New("--initial-cluster-state=existing: this version cannot join a cluster, start it with new")
-	}
-	id := member.FoundingID(self.PeerURLs, m.cfg.InitialClusterToken)
-	birth := member.Context{Member: member.Member{ID: id, PeerURLs: self.PeerURLs, Name: self.Name}}
-	return identity{cluster: member.ClusterID([]uint64{id}), member: id}, consensus.Founder{ID: id, Context: birth.Encode()}, nil
+type identity struct {
+	cluster, member uint64
+	joined          bool // it came to a cluster that was there, so its log has no first entries of its own
 }
 
-// openConsensus opens the raft log, founds a cluster if there is none, and
-// prepares the loop.
-func (m *Member) openConsensus(metrics *metrics) error {
-	dir := m.dir.join(logDir)
-	if m.cfg.WALDir != "" {
-		dir = m.cfg.WALDir
-	}
-	fs := m.seams.FS
-	logFS := fs
-	if m.cfg.UnsafeNoFsync {
-		m.log.Warn("--unsafe-no-fsync: acknowledged writes are lost if this machine stops")
-		logFS = noSync{fs}
-	}
-	exists, err := raftlog.Exists(fs, dir)
+// equal says that it is the same member.
+func (i identity) equal(o identity) bool { return i.cluster == o.cluster && i.member == o.member }
+
+// openState opens the raft log and the state that belongs to it. A member
+// without a log is born here.
+func (m *Member) openState(ctx context.Context, metrics *metrics) error {
+	dir := m.logPath()
+	exists, err := raftlog.Exists(m.seams.FS, dir)
 	if err != nil {
 		return fmt.Errorf("raft log in %s: %w", dir, err)
-	}
-	applied, _ := m.machine.Applied()
-	if !exists && applied > 0 {
-		return fmt.Errorf("the store in %s has applied index %d but %s holds no raft log: put the log back, or restore a backup into an empty directory", m.dir.path, applied, dir)
 	}
 	known, born, err := m.dir.readIdentity()
 	if err != nil {
@@ -75,45 +36,130 @@ func (m *Member) openConsensus(metrics *metrics) error {
 	if !exists && born {
 		return fmt.Errorf("%s belongs to member %x, but %s holds no raft log: put the log back, or restore a backup into an empty directory", m.dir.path, known.member, dir)
 	}
-	if m.logDir, err = openLogDir(fs, dir); err != nil {
+	if m.logDir, err = openLogDir(m.seams.FS, dir); err != nil {
 		return err
 	}
-	o := raftlog.Options{FS: logFS, Dir: dir, CacheBytes: m.budgets().logCache, Logger: m.log, Metrics: metrics.raftlog}
-	var founder consensus.Founder
-	if !exists {
-		if m.id, founder, err = m.founder(); err != nil {
-			return err
-		}
-		o.Identity = raftlog.Identity{ClusterID: m.id.cluster, MemberID: m.id.member}
+	o := raftlog.Options{FS: m.seams.FS, Dir: dir, CacheBytes: m.budgets().logCache, Logger: m.log, Metrics: metrics.raftlog}
+	if m.cfg.UnsafeNoFsync {
+		m.log.Warn("--unsafe-no-fsync: acknowledged writes are lost if this machine stops")
+		o.FS = noSync{m.seams.FS}
 	}
+	if exists {
+		err = m.openKnown(ctx, o, known, born)
+	} else {
+		err = m.openNew(ctx, o)
+	}
+	if err != nil {
+		return err
+	}
+	applied, _ := m.machine().Applied()
+	m.durable.Store(applied) // what was read at start is on disk
+	m.ids = consensus.NewIDs(m.id.member, time.Now())
+	return nil
+}
+
+// logPath is the directory of the raft log.
+func (m *Member) logPath() string {
+	if m.cfg.WALDir != "" {
+		return m.cfg.WALDir
+	}
+	return m.dir.join(logDir)
+}
+
+// openKnown opens a member that has been started before.
+func (m *Member) openKnown(ctx context.Context, o raftlog.Options, known identity, born bool) (err error) {
 	if m.raftLog, err = raftlog.Open(through(m.seams.RaftLog, o)); err != nil {
 		return err
 	}
-	if founded, err := consensus.Founded(m.raftLog); err != nil {
-		return err
-	} else if !founded && applied == 0 { // new, or a crash came before all of the first entries
-		if exists {
-			if m.id, founder, err = m.founder(); err != nil {
-				return err
-			}
-		}
-		if err := consensus.Bootstrap(m.raftLog, []consensus.Founder{founder}); err != nil {
-			return err
-		}
-	}
 	whose := m.raftLog.Identity()
 	m.id = identity{cluster: whose.ClusterID, member: whose.MemberID}
-	if !born {
-		if err := m.dir.writeIdentity(m.id); err != nil {
+	if born && !m.id.equal(known) {
+		return fmt.Errorf("%s belongs to member %x, the raft log in %s to member %x: put the log back that belongs to the store", m.dir.path, known.member, o.Dir, m.id.member)
+	}
+	installed, _ := m.raftLog.Installed()
+	if err := m.openPresent(installed.Dir); err != nil {
+		return err
+	}
+	applied, _ := m.machine().Applied()
+	if m.cfg.ForceNewCluster {
+		return m.forceNew(applied)
+	}
+	founded, err := consensus.Founded(m.raftLog)
+	if err != nil || founded || applied > 0 || known.joined {
+		return err
+	}
+	// A crash came before all of the first entries, or before it was noted that there are none.
+	b, err := planBirth(ctx, m.cfg, m.client, m.clock, m.log)
+	if err != nil {
+		return err
+	}
+	if !m.id.equal(b.id) {
+		return fmt.Errorf("the raft log in %s was begun for member %x of cluster %x, the flags now describe member %x of cluster %x: give the same flags again, or delete the directory",
+			o.Dir, m.id.member, m.id.cluster, b.id.member, b.id.cluster)
+	}
+	return m.bear(b)
+}
+
+// forceNew makes this member a cluster of its own: the operator says that the
+// others are lost for good.
+func (m *Member) forceNew(applied uint64) error {
+	m.log.Warn("--force-new-cluster: all other members are removed, and what only they know is lost; start them never again with their data, and this one without the flag next time",
+		"member", fmt.Sprintf("%x", m.id.member))
+	alone := member.Context{Member: member.Member{ID: m.id.member, PeerURLs: []string{"http://localhost:2380"}}}
+	return consensus.ForceNew(m.raftLog, m.id.member, applied, m.machine().ConfState(), alone.Encode())
+}
+
+// openNew makes a member out of the flags.
+func (m *Member) openNew(ctx context.Context, o raftlog.Options) error {
+	if err := m.openPresent(""); err != nil {
+		return err
+	}
+	if applied, _ := m.machine().Applied(); applied > 0 {
+		return fmt.Errorf("the store in %s has applied index %d but %s holds no raft log: put the log back, or restore a backup into an empty directory", m.dir.path, applied, o.Dir)
+	}
+	b, err := planBirth(ctx, m.cfg, m.client, m.clock, m.log)
+	if err != nil {
+		return err
+	}
+	m.id = b.id
+	o.Identity = raftlog.Identity{ClusterID: m.id.cluster, MemberID: m.id.member}
+	if m.raftLog, err = raftlog.Open(through(m.seams.RaftLog, o)); err != nil {
+		return err
+	}
+	return m.bear(b)
+}
+
+// bear puts the first entries into the log, of which one that joins has none,
+// and notes whose directory this is.
+func (m *Member) bear(b birth) error {
+	m.remotes = b.remotes
+	if len(b.founders) > 0 {
+		if err := consensus.Bootstrap(m.raftLog, b.founders); err != nil {
 			return err
 		}
-	} else if m.id != known {
-		return fmt.Errorf("%s belongs to member %x, the raft log in %s to member %x: put the log back that belongs to the store", m.dir.path, known.member, dir, m.id.member)
 	}
-	m.ids = consensus.NewIDs(m.id.member, time.Now())
-	m.durable.Store(applied) // what was read at start is on disk
+	id := m.id
+	id.joined = len(b.founders) == 0
+	return m.dir.writeIdentity(id)
+}
 
-	m.lessor = lease.NewLessor(m.machine.Leases(), lease.LessorOptions{Now: m.clock.Now, Retry: m.cfg.RequestTimeout(), Metrics: metrics.lease})
+// openPresent opens the generation in a directory and deletes all others.
+func (m *Member) openPresent(dir string) error {
+	if err := m.removeLeftovers(dir); err != nil {
+		return fmt.Errorf("deleting what snapshots left behind: %w", err)
+	}
+	g, err := m.openGeneration(dir)
+	if err != nil {
+		return err
+	}
+	m.gen.Store(g)
+	return nil
+}
+
+// openConsensus prepares the loop.
+func (m *Member) openConsensus(metrics *metrics) error {
+	m.openTransport(metrics)
+	m.lessor = lease.NewLessor(m.machine().Leases(), lease.LessorOptions{Now: m.clock.Now, Retry: m.cfg.RequestTimeout(), Metrics: metrics.lease})
 	compaction, err := m.cfg.AutoCompaction()
 	if err != nil {
 		return err
@@ -121,12 +167,13 @@ func (m *Member) openConsensus(metrics *metrics) error {
 	m.keeper = leader.New(leader.Options{
 		Lessor: m.lessor, Proposer: m.proposer(), Clock: m.clock, Logger: m.log,
 		Compactor:       &leader.Compactor{Period: compaction.Period, Revisions: compaction.Revisions},
-		Revision:        func() int64 { return m.machine.Root().Revision() },
+		Revision:        func() int64 { return m.machine().Root().Revision() },
 		ElectionTimeout: m.cfg.Tick() * time.Duration(m.cfg.ElectionTicks()),
 	})
 	m.node, err = consensus.Open(through(m.seams.Consensus, consensus.Options{
-		ID: m.id.member, IDs: m.ids, Log: m.raftLog, Machine: machine{m.machine, m},
-		Clock: m.clock, Logger: m.log, Metrics: metrics.consensus, Listener: m.onEvent,
+		ID: m.id.member, IDs: m.ids, Log: m.raftLog, Machine: machine{m},
+		Transport: m.transport,
+		Clock:     m.clock, Logger: m.log, Metrics: metrics.consensus, Listener: m.onEvent,
 		Discard: func(r consensus.Result) { release(r) },
 		Tick:    m.cfg.Tick(), ElectionTicks: m.cfg.ElectionTicks(), NoPreVote: !m.cfg.PreVote, NoTickAdvance: !m.cfg.TickAdvance,
 		RequestTimeout: m.cfg.RequestTimeout(), CatchUpEntries: m.cfg.CatchUpEntries,
@@ -134,7 +181,7 @@ func (m *Member) openConsensus(metrics *metrics) error {
 		StartFlush: func() { notify(m.flushNow) },
 	}))
 	if err != nil {
-		return fmt.Errorf("store in %s, raft log in %s: %w", m.dir.join(storeDir), dir, err)
+		return fmt.Errorf("store in %s, raft log in %s: %w", m.join(m.gen.Load().dir, storeDir), m.logPath(), err)
 	}
 	return nil
 }
@@ -145,9 +192,24 @@ func (m *Member) onEvent(e consensus.Event) {
 	case consensus.LeaderChanged:
 		m.log.Info("leader changed", "member", fmt.Sprintf("%x", m.id.member), "leader", fmt.Sprintf("%x", e.New), "term", e.Term)
 		if e.New != m.id.member {
+			m.leading.Store(false)
 			m.keeper.Follow()
 		}
+		m.leases.leaderChanged()
 	case consensus.LeadershipConfirmed:
+		m.leading.Store(true)
 		m.keeper.Lead(e.Term)
+		m.versions.Wake()
+	case consensus.LeadershipHandedOver:
+		m.log.Warn("this member asked another one to lead", "member", fmt.Sprintf("%x", m.id.member), "to", fmt.Sprintf("%x", e.To),
+			"own-latency", e.Own, "their-latency", e.Theirs, "reason", e.Reason)
+	case consensus.MembersChanged:
+		m.refreshPeers()
+		m.versions.Wake()
+	case consensus.SnapshotInstalled:
+		m.refreshPeers()
+		if m.root().Removed(m.id.member) {
+			m.departure.told(fmt.Errorf("the snapshot of index %d has it among the removed", e.Index))
+		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/consensus"
 	"github.com/engram-kv/engram/internal/lease"
+	"github.com/engram-kv/engram/internal/peer"
 	"github.com/engram-kv/engram/internal/raftlog"
 	"github.com/engram-kv/engram/internal/rpc"
 	"github.com/engram-kv/engram/internal/state"
@@ -25,6 +26,7 @@ import (
 type metrics struct {
 	registry  *prometheus.Registry
 	raftlog   *raftlog.Metrics
+	peer      *peer.Metrics
 	consensus *consensus.Metrics
 	lease     *lease.Metrics
 	watch     *watch.Metrics
@@ -63,7 +65,7 @@ func (s *storeMetrics) collectors() []prometheus.Collector {
 func newMetrics(cfg *config.Config) *metrics {
 	return &metrics{
 		registry: prometheus.NewRegistry(),
-		raftlog:  raftlog.NewMetrics(), consensus: consensus.NewMetrics(), lease: lease.NewMetrics(),
+		raftlog:  raftlog.NewMetrics(), peer: peer.NewMetrics(), consensus: consensus.NewMetrics(), lease: lease.NewMetrics(),
 		watch: watch.NewMetrics(), rpc: rpc.NewMetrics(cfg.Metrics == "extensive"), web: web.NewMetrics(),
 		store: newStoreMetrics(),
 	}
@@ -82,6 +84,7 @@ func (m *metrics) register(member *Member) error {
 		m.consensus, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	}
 	all = append(all, m.raftlog.Collectors()...)
+	all = append(all, m.peer.Collectors()...)
 	all = append(all, m.watch.Collectors()...)
 	all = append(all, m.store.collectors()...)
 	all = append(all, member.collectors()...)
@@ -104,7 +107,7 @@ func (m *Member) collectors() []prometheus.Collector {
 		return g
 	}
 	counter := func(name, help string, f func(state.Counts) int64) prometheus.Collector {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(f(m.machine.Counts())) })
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(f(m.machine().Counts())) })
 	}
 	usage := func() float64 { return float64(m.Status().UsageBytes) }
 	out := []prometheus.Collector{
@@ -112,21 +115,21 @@ func (m *Member) collectors() []prometheus.Collector {
 		one("engram_server_version", "Which version of Engram is running.", "server_version", config.Version),
 		one("etcd_server_go_version", "Which Go version the server was built with.", "server_go_version", runtime.Version()),
 		one("etcd_server_id", "The member's id in hexadecimal.", "server_id", fmt.Sprintf("%x", m.id.member)),
-		one("etcd_cluster_version", "Which version the cluster agreed on.", "cluster_version", minorOf(config.ClusterVersion)),
 		gauge("etcd_server_quota_backend_bytes", "The quota in force, in bytes.", func() float64 { return float64(m.cfg.Quota()) }),
 		gauge("etcd_mvcc_db_total_size_in_bytes", "What the store's files occupy on disk, or what is in use if that is more and not flushed yet.", func() float64 { return float64(m.Status().SizeBytes) }),
 		gauge("etcd_mvcc_db_total_size_in_use_in_bytes", "What lives in the store: values and the history that is kept.", usage),
-		gauge("etcd_debugging_mvcc_keys_total", "The number of live keys.", func() float64 { return float64(m.machine.Root().Keys()) }),
-		gauge("etcd_debugging_mvcc_current_revision", "The store's newest revision.", func() float64 { return float64(m.machine.Root().Revision()) }),
-		gauge("etcd_debugging_mvcc_compact_revision", "The revision below which history is gone.", func() float64 { return float64(m.machine.Root().CompactRevision()) }),
+		gauge("etcd_debugging_mvcc_keys_total", "The number of live keys.", func() float64 { return float64(m.machine().Root().Keys()) }),
+		gauge("etcd_debugging_mvcc_current_revision", "The store's newest revision.", func() float64 { return float64(m.machine().Root().Revision()) }),
+		gauge("etcd_debugging_mvcc_compact_revision", "The revision below which history is gone.", func() float64 { return float64(m.machine().Root().CompactRevision()) }),
 		counter("etcd_mvcc_put_total", "The number of keys put.", func(c state.Counts) int64 { return c.Puts }),
 		counter("etcd_mvcc_delete_total", "The number of keys deleted.", func(c state.Counts) int64 { return c.Deletes }),
 		counter("etcd_mvcc_txn_total", "The number of write transactions.", func(c state.Counts) int64 { return c.Txns }),
-		gauge("etcd_debugging_mvcc_total_put_size_in_bytes", "The size of all puts since the start.", func() float64 { return float64(m.machine.Counts().PutBytes) }),
+		gauge("etcd_debugging_mvcc_total_put_size_in_bytes", "The size of all puts since the start.", func() float64 { return float64(m.machine().Counts().PutBytes) }),
 		gauge("etcd_debugging_auth_revision", "The revision of the auth tables.", func() float64 {
-			a, _, _ := m.machine.Tables()
+			a, _, _ := m.machine().Tables()
 			return float64(a.Revision())
 		}),
+		gauge("engram_cluster_feature_level", "From 1 on every member is an Engram, and the cluster may do what etcd does not.", func() float64 { return float64(m.root().FeatureLevel()) }),
 		gauge("engram_disk_writes_refused", "1 while writes are refused because the disk is nearly full.", func() float64 {
 			if m.guard.Gate() != nil {
 				return 1
@@ -135,7 +138,7 @@ func (m *Member) collectors() []prometheus.Collector {
 		}),
 		gauge("os_fd_used", "Open file descriptors.", openFiles),
 		gauge("os_fd_limit", "Limit of open file descriptors.", fileLimit),
-		alarmCollector{m},
+		alarmCollector{m}, versionCollector{m},
 	}
 	features := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "etcd_server_feature_enabled", Help: "Whether a feature gate is on."}, []string{"name", "stage"})
 	for _, g := range m.cfg.FeatureGates.List() {
@@ -164,6 +167,21 @@ func fileLimit() float64 {
 	return float64(r.Cur)
 }
 
+// versionCollector shows the version that the cluster agreed on.
+type versionCollector struct{ m *Member }
+
+var versionDesc = prometheus.NewDesc("etcd_cluster_version", "Which version the cluster agreed on.", []string{"cluster_version"}, nil)
+
+// Describe implements prometheus.Collector.
+func (versionCollector) Describe(c chan<- *prometheus.Desc) { c <- versionDesc }
+
+// Collect implements prometheus.Collector.
+func (v versionCollector) Collect(c chan<- prometheus.Metric) {
+	if version := v.m.root().Version(); version != "" {
+		c <- prometheus.MustNewConstMetric(versionDesc, prometheus.GaugeValue, 1, minorOf(version))
+	}
+}
+
 // alarmCollector shows the alarms that are on.
 type alarmCollector struct{ m *Member }
 
@@ -174,7 +192,7 @@ func (alarmCollector) Describe(c chan<- *prometheus.Desc) { c <- alarmDesc }
 
 // Collect implements prometheus.Collector.
 func (a alarmCollector) Collect(c chan<- prometheus.Metric) {
-	_, _, alarms := a.m.machine.Tables()
+	_, _, alarms := a.m.machine().Tables()
 	for _, al := range alarms.List(pb.AlarmType_NONE) {
 		c <- prometheus.MustNewConstMetric(alarmDesc, prometheus.GaugeValue, 1, fmt.Sprintf("%x", al.Member), al.Type.String())
 	}

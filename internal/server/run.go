@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/membershippb"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/engram-kv/engram/internal/command"
-	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/consensus"
 	"github.com/engram-kv/engram/internal/mvcc"
 	"github.com/engram-kv/engram/internal/state"
@@ -45,6 +42,7 @@ func (m *Member) startWorkers(ctx context.Context) {
 	work("consensus", func(context.Context) error { return m.node.Run(context.WithoutCancel(ctx)) })
 	work("watch", m.hub.Run)
 	work("leader", plain(m.keeper.Run))
+	work("versions", plain(m.versions.Run))
 	work("disk guard", plain(func(ctx context.Context) { m.guard.Run(ctx, m.clock) }))
 	work("flush", m.flush)
 	work("flush watch", m.watchFlushes)
@@ -63,9 +61,11 @@ func (m *Member) flush(ctx context.Context) error {
 			return nil
 		case <-m.flushNow:
 		}
-		if err := m.store.StartFlush(); err != nil {
+		g := m.hold()
+		if err := g.store.StartFlush(); err != nil {
 			m.log.Warn("flush could not be started", "error", err)
 		}
+		g.release()
 	}
 }
 
@@ -78,18 +78,33 @@ func (m *Member) watchFlushes(ctx context.Context) error {
 			return nil
 		case <-m.flushed:
 		}
-		index, _, err := mvcc.AppliedOf(m.store.DurableReader())
+		g := m.hold()
+		index, _, err := mvcc.AppliedOf(g.store.DurableReader())
+		g.release()
 		if err != nil {
 			return fmt.Errorf("reading what is durable: %w", err)
 		}
-		m.durable.Store(index)
+		m.raiseDurable(index)
+	}
+}
+
+// raiseDurable notes what is durable. A flush of a store that a snapshot has
+// replaced must not take it back.
+func (m *Member) raiseDurable(index uint64) {
+	for {
+		known := m.durable.Load()
+		if index <= known || m.durable.CompareAndSwap(known, index) {
+			return
+		}
 	}
 }
 
 // compact does the physical work of compactions, a step at a time.
 func (m *Member) compact(ctx context.Context) error {
 	for {
-		more, pause, err := m.machine.CompactStep()
+		g := m.hold()
+		more, pause, err := g.machine.CompactStep()
+		g.release()
 		if err != nil {
 			return err
 		}
@@ -114,10 +129,13 @@ func (m *Member) reclaimSpace(ctx context.Context) error {
 			return nil
 		case <-m.reclaim:
 		}
-		began, before := time.Now(), m.store.DiskBytes()
+		g := m.hold()
+		began, before := time.Now(), g.store.DiskBytes()
 		m.timed.defragging.Set(1)
 		lower, upper := storage.RevisionBounds(0, 0)
-		err := errors.Join(m.store.Flush(), m.store.Reclaim(ctx, lower, upper))
+		err := errors.Join(g.store.Flush(), g.store.Reclaim(ctx, lower, upper))
+		after := g.store.DiskBytes()
+		g.release()
 		m.timed.defragging.Set(0)
 		m.timed.defrag.Observe(time.Since(began).Seconds())
 		if ctx.Err() != nil {
@@ -127,7 +145,7 @@ func (m *Member) reclaimSpace(ctx context.Context) error {
 			m.log.Warn("reclaiming space failed", "error", err)
 			continue
 		}
-		m.log.Info("space reclaimed", "before-bytes", before, "after-bytes", m.store.DiskBytes(), "took", time.Since(began))
+		m.log.Info("space reclaimed", "before-bytes", before, "after-bytes", after, "took", time.Since(began))
 	}
 }
 
@@ -139,11 +157,11 @@ func (m *Member) raiseAlarms(ctx context.Context) {
 			return
 		case <-m.overQuota:
 		}
-		_, _, alarms := m.machine.Tables()
+		_, _, alarms := m.machine().Tables()
 		if alarms.Has(pb.AlarmType_NOSPACE) {
 			continue
 		}
-		m.log.Warn("the store is above its quota: alarm NOSPACE is raised", "quota-bytes", m.cfg.Quota(), "usage-bytes", m.machine.Root().UsageBytes())
+		m.log.Warn("the store is above its quota: alarm NOSPACE is raised", "quota-bytes", m.cfg.Quota(), "usage-bytes", m.machine().Root().UsageBytes())
 		r := &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: m.id.member, Alarm: pb.AlarmType_NOSPACE}
 		done := make(chan error, 1)
 		m.proposer().propose(command.KindAlarm, r, func(err error) { done <- err })
@@ -153,56 +171,20 @@ func (m *Member) raiseAlarms(ctx context.Context) {
 	}
 }
 
-// publish tells the cluster this member's name and client URLs, and as its
-// leader the cluster version, and returns when both are applied here. So
-// everything committed before is applied too (B2).
-func (m *Member) publish(ctx context.Context) error {
-	urls := make([]string, len(m.cfg.AdvertiseClient))
-	for i := range m.cfg.AdvertiseClient {
-		urls[i] = m.cfg.AdvertiseClient[i].String()
-	}
-	for {
-		if err := m.caughtUp(ctx); err != nil {
-			if retry := m.waitAfter(ctx, "waiting for a leader", err); retry != nil {
-				return retry
-			}
-			continue
-		}
-		_, members, _ := m.machine.Tables()
-		self := members.Member(m.id.member)
-		if self == nil {
-			return fmt.Errorf("this member, %x, is not in the cluster that its data directory describes", m.id.member)
-		}
-		var err error
-		switch {
-		case self.Name != m.cfg.Name || !slices.Equal(self.ClientURLs, urls):
-			err = m.proposeAndWait(ctx, command.KindClusterMemberAttrSet, &membershippb.ClusterMemberAttrSetRequest{
-				Member_ID: m.id.member, MemberAttributes: &membershippb.Attributes{Name: m.cfg.Name, ClientUrls: urls},
-			})
-		case members.Version() == "":
-			err = m.proposeAndWait(ctx, command.KindClusterVersionSet, &membershippb.ClusterVersionSetRequest{Ver: config.ClusterVersion})
-		default:
-			return nil
-		}
-		if err != nil {
-			if retry := m.waitAfter(ctx, "publishing this member", err); retry != nil {
-				return retry
-			}
-		}
-	}
-}
-
-// waitAfter pauses after a failed try, or says why there will be none.
-func (m *Member) waitAfter(ctx context.Context, doing string, err error) error {
-	m.log.Warn(doing+" failed, trying again", "error", err)
-	select {
-	case <-ctx.Done():
-		return fmt.Errorf("%s: %w", doing, ctx.Err())
-	case err := <-m.failed:
+// takePart returns when this member takes part in its cluster: what it tells of
+// itself is applied here, so everything committed before is too (B2), and the
+// cluster has agreed on its version.
+func (m *Member) takePart(ctx context.Context) error {
+	a := m.newAnnouncer()
+	if err := a.announce(ctx); err != nil {
 		return err
-	case <-time.After(200 * time.Millisecond):
-		return nil
 	}
+	for m.root().Version() == "" {
+		if err := a.wait(ctx, "waiting for the cluster to agree on its version"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (m *Member) proposeAndWait(ctx context.Context, kind command.Kind, msg proto.Message) error {
@@ -211,8 +193,17 @@ func (m *Member) proposeAndWait(ctx context.Context, kind command.Kind, msg prot
 	return wait(ctx, done)
 }
 
+func (m *Member) proposeFeatureLevel(ctx context.Context, l command.FeatureLevel) error {
+	h := command.Header{ID: m.ids.Next()}
+	data, err := command.AppendFeatureLevel(nil, h, l)
+	done := make(chan error, 1)
+	m.proposer().enter(h.ID, data, err, func(err error) { done <- err })
+	return wait(ctx, done)
+}
+
 // Wait blocks until ctx ends or the member fails, then stops it: calls in hand
-// are answered, the store is flushed, and the next start is fast.
+// are answered, the store is flushed, and the next start is fast. A member that
+// the cluster has removed ends in the same way, with ErrRemoved.
 func (m *Member) Wait(ctx context.Context) error {
 	var failure error
 	select {
@@ -221,7 +212,7 @@ func (m *Member) Wait(ctx context.Context) error {
 	case failure = <-m.failed:
 	}
 	grace := stopGrace
-	if failure != nil {
+	if failure != nil && !errors.Is(failure, ErrRemoved) {
 		grace = 0 // nothing can be answered any more, and clients have other members
 	}
 	err := errors.Join(failure, m.close(grace))
@@ -231,26 +222,44 @@ func (m *Member) Wait(ctx context.Context) error {
 	return err
 }
 
-// close ends what was started, in the order that keeps B3.
+// close ends what was started, in the order that keeps B3. With some grace,
+// another member takes over first, if this one leads others: clients then need
+// not wait out an election.
 func (m *Member) close(grace time.Duration) error {
 	var errs []error
+	if m.node != nil && grace > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), m.cfg.RequestTimeout())
+		if err := m.node.HandOver(ctx); err != nil {
+			m.log.Warn("no other member took over before this one stopped", "error", err)
+		}
+		cancel()
+	}
 	if m.edge != nil {
-		m.rpc.EndStreams()
+		if m.rpc != nil {
+			m.rpc.EndStreams()
+		}
 		m.edge.close(grace)
 	}
 	if m.node != nil {
 		errs = append(errs, m.node.Close())
+	}
+	if m.transport != nil {
+		errs = append(errs, m.transport.Close())
+	}
+	if m.client != nil {
+		errs = append(errs, m.client.Close())
+	}
+	if m.edge != nil {
+		m.edge.closePeers()
 	}
 	m.stop()
 	m.workers.Wait()
 	if m.rpc != nil {
 		m.rpc.Close()
 	}
-	if m.machine != nil {
-		errs = append(errs, m.machine.Close())
-	}
-	if m.store != nil {
-		errs = append(errs, m.store.Close())
+	m.retiring.Wait()
+	if g := m.gen.Load(); g != nil {
+		errs = append(errs, g.close())
 	}
 	if m.raftLog != nil {
 		errs = append(errs, m.raftLog.Close())
@@ -277,8 +286,13 @@ func (p systemProposer) propose(kind command.Kind, msg proto.Message, done func(
 func (p systemProposer) proposeAs(h command.Header, kind command.Kind, msg proto.Message, done func(error)) {
 	h.ID = p.m.ids.Next()
 	data, err := command.AppendMessage(nil, kind, h, msg)
+	p.enter(h.ID, data, err, done)
+}
+
+// enter puts an entry into the log, unless it could not be made.
+func (p systemProposer) enter(id uint64, data []byte, err error, done func(error)) {
 	if err == nil {
-		err = p.m.node.Propose(consensus.Proposal{ID: h.ID, Data: data, Done: func(r consensus.Result, err error) {
+		err = p.m.node.Propose(consensus.Proposal{ID: id, Data: data, Done: func(r consensus.Result, err error) {
 			release(r)
 			done(errors.Join(err, r.Err))
 		}})
@@ -300,7 +314,7 @@ const rootUser = "root"
 
 // Revoke implements leader.Proposer.
 func (p systemProposer) Revoke(id int64, done func(error)) {
-	a, _, _ := p.m.machine.Tables()
+	a, _, _ := p.m.machine().Tables()
 	h := command.Header{}
 	if a.Enabled() {
 		h.Username, h.AuthRevision = rootUser, a.Revision()

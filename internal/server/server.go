@@ -12,6 +12,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -30,6 +31,7 @@ import (
 	"github.com/engram-kv/engram/internal/leader"
 	"github.com/engram-kv/engram/internal/lease"
 	"github.com/engram-kv/engram/internal/mvcc"
+	"github.com/engram-kv/engram/internal/peer"
 	"github.com/engram-kv/engram/internal/raftlog"
 	"github.com/engram-kv/engram/internal/rpc"
 	"github.com/engram-kv/engram/internal/state"
@@ -39,26 +41,35 @@ import (
 
 // Member is one running member.
 type Member struct {
-	cfg   *config.Config
-	log   *slog.Logger
-	clock clock.Clock
-	timed *storeMetrics
-	id    identity
-	seams Seams
+	cfg     *config.Config
+	log     *slog.Logger
+	clock   clock.Clock
+	timed   *storeMetrics
+	id      identity
+	remotes []peer.Member // whom a member that joins knew at first
+	seams   Seams
 
-	dir     *dataDir
-	logDir  io.Closer // the lock of the log's directory
-	guard   *diskGuard
-	store   *storage.Store
-	raftLog *raftlog.Log
-	machine *state.Machine
-	hub     *watch.Hub
-	node    *consensus.Node
-	ids     *consensus.IDs
-	lessor  *lease.Lessor
-	keeper  *leader.Keeper
-	rpc     *rpc.Server
-	edge    *edge
+	dir       *dataDir
+	logDir    io.Closer // the lock of the log's directory
+	guard     *diskGuard
+	raftLog   *raftlog.Log
+	gen       atomic.Pointer[generation]
+	hub       *watch.Hub
+	node      *consensus.Node
+	transport *peer.Transport
+	client    *peer.Client // asks other members
+	dialTLS   *tls.Config  // of connections to other members
+	ids       *consensus.IDs
+	lessor    *lease.Lessor
+	keeper    *leader.Keeper
+	leading   atomic.Bool // it leads, and has applied the first entry of its term
+	rpc       *rpc.Server
+	edge      *edge
+
+	membership *membership
+	versions   *versions
+	leases     *leases
+	departure  *departure
 
 	durable   atomic.Uint64 // index that the store has made durable
 	flushed   chan struct{} // capacity 1: a flush ended
@@ -68,8 +79,10 @@ type Member struct {
 	reclaim   chan struct{} // capacity 1: space is to come back
 	failed    chan error    // capacity 1: why the member must stop
 
-	stop    context.CancelFunc
-	workers sync.WaitGroup
+	stop      context.CancelFunc
+	workers   sync.WaitGroup
+	receiving sync.Mutex     // held while a snapshot comes in
+	retiring  sync.WaitGroup // generations that are being deleted
 }
 
 // Seams are where tests reach in. Each function gets the Options that a package
@@ -81,6 +94,7 @@ type Seams struct {
 	Machine   func(*state.Options)
 	RaftLog   func(*raftlog.Options)
 	Consensus func(*consensus.Options)
+	Clock     clock.Clock // nil is the operating system's
 }
 
 // through lets a seam change what a package is opened with.
@@ -103,8 +117,11 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 	if seams.FS == nil {
 		seams.FS = vfs.Default
 	}
+	if seams.Clock == nil {
+		seams.Clock = clock.Real()
+	}
 	m := &Member{
-		cfg: cfg, log: log, clock: clock.Real(), seams: seams,
+		cfg: cfg, log: log, clock: seams.Clock, seams: seams,
 		flushed: make(chan struct{}, 1), flushNow: make(chan struct{}, 1), compacted: make(chan struct{}, 1), overQuota: make(chan struct{}, 1),
 		reclaim: make(chan struct{}, 1), failed: make(chan error, 1),
 	}
@@ -120,18 +137,26 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 	}
 	metrics := newMetrics(cfg)
 	m.timed = metrics.store
-	if err := m.openMachine(); err != nil {
+	if m.edge, err = bind(cfg); err != nil {
+		return nil, err
+	}
+	if err := m.openClient(); err != nil {
+		return nil, err
+	}
+	if err := m.openState(ctx, metrics); err != nil {
 		return nil, err
 	}
 	if err := m.openConsensus(metrics); err != nil {
 		return nil, err
 	}
 	m.hub = m.newHub(metrics)
-	if m.edge, err = m.openEdge(metrics); err != nil {
-		return nil, err
-	}
+	m.leases = m.newLeases(m.newLeaderLeases())
+	m.membership, m.versions, m.departure = m.newMembership(), m.newVersions(m.leading.Load), m.newDeparture(run)
+	m.openEdge(metrics)
 	m.startWorkers(run)
-	if err := m.publish(ctx); err != nil {
+	m.edge.servePeers(m)
+	m.transport.Start()
+	if err := m.takePart(ctx); err != nil {
 		return nil, err
 	}
 	if err := metrics.register(m); err != nil {
@@ -139,7 +164,7 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 	}
 	m.edge.serve(m)
 	log.Info("ready to serve client requests", "member", fmt.Sprintf("%x", m.id.member), "cluster", fmt.Sprintf("%x", m.id.cluster),
-		"name", cfg.Name, "clients", m.ClientAddrs(), "revision", m.machine.Root().Revision(), "keys", m.machine.Root().Keys(), "took", time.Since(began))
+		"name", cfg.Name, "clients", m.ClientAddrs(), "revision", m.machine().Root().Revision(), "keys", m.machine().Root().Keys(), "took", time.Since(began))
 	m.workers.Go(debug.FreeOSMemory) // what reading the store and the log left behind
 	return m, nil
 }
@@ -167,7 +192,7 @@ func (m *Member) limitMemory(ctx context.Context) {
 	t := m.clock.NewTicker(limitEvery)
 	defer t.Stop()
 	for {
-		debug.SetMemoryLimit(min(most/10*9, m.cfg.MemoryBudget.Of(most)+memtableBytes+bytesPerKey*m.machine.Root().Keys()))
+		debug.SetMemoryLimit(min(most/10*9, m.cfg.MemoryBudget.Of(most)+memtableBytes+bytesPerKey*m.machine().Root().Keys()))
 		select {
 		case <-ctx.Done():
 			return
@@ -205,35 +230,12 @@ func (m *Member) openDisk() (err error) {
 	if err != nil {
 		return err
 	}
-	m.store, err = storage.Open(through(m.seams.Storage, storage.Options{
-		FS: fs, Dir: m.dir.join(storeDir), CacheBytes: m.budgets().blockCache, Logger: m.log,
-		OnFlush:      func() { notify(m.flushed) },
-		OnCorruption: m.fail,
-		OnFatal: func(err error) {
-			m.log.Error("the store cannot go on, the process ends", "error", err)
-			os.Exit(1)
-		},
-	}))
-	return err
-}
-
-func (m *Member) openMachine() (err error) {
-	m.machine, err = state.Open(through(m.seams.Machine, state.Options{
-		Storage: m.store,
-		MVCC: mvcc.Options{
-			FS: m.seams.FS, Dir: m.dir.join(indexDir), ValueBudgetBytes: m.budgets().values,
-			CompactionBatch: m.cfg.CompactionBatchLimit, CompactionPause: m.cfg.CompactionSleepInterval,
-		},
-		MinLeaseTTL: minLeaseTTL(m.cfg), MaxLearners: m.cfg.MaxLearners, Version: config.EtcdVersion, QuotaBytes: m.cfg.Quota(),
-		Wanted:    func(id uint64) bool { return m.ids != nil && m.ids.Made(id) },
-		Publisher: publisher{m}, Logger: m.log,
-	}))
 	return err
 }
 
 func (m *Member) newHub(metrics *metrics) *watch.Hub {
 	return watch.New(watch.Options{
-		Source:    watch.StoreSource{Store: m.machine.Keys(), Root: m.machine.Root},
+		Source:    m.gen.Load().source(),
 		ClusterID: m.id.cluster, MemberID: m.id.member, Term: m.node.AppliedTerm,
 		RecentBytes: int(m.budgets().recentEvents), FragmentBytes: int(m.cfg.MaxRequestBytes) + 512<<10,
 		ProgressInterval: m.cfg.WatchProgressInterval, Metrics: metrics.watch,

@@ -4,15 +4,20 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"testing"
 
 	bolt "go.etcd.io/bbolt"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/member"
 	"github.com/engram-kv/engram/internal/storage"
 )
 
@@ -280,4 +285,63 @@ func compacted(t *testing.T, r storage.Reader, row string) int64 {
 		t.Fatal(err)
 	}
 	return rev
+}
+
+// TestFeatureLevel: it goes along in Engram's form, and in etcd's it is none. Who
+// came by either takes the same membership for the present one.
+func TestFeatureLevel(t *testing.T) {
+	from := openRig(t, newStore(t))
+	from.cluster()
+	members := func(r *rig) *member.Root { _, m, _ := r.m.Tables(); return m }
+	from.index++
+	data, err := command.AppendFeatureLevel(nil, command.Header{ID: 1}, command.FeatureLevel{Level: 1, Fingerprint: members(from).Fingerprint()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	from.apply(&raftpb.Entry{Index: proto.Uint64(from.index), Term: proto.Uint64(3), Data: data})
+	if members(from).FeatureLevel() != 1 || len(members(from).RemovedIDs()) == 0 {
+		t.Fatal("the test has no store that matters")
+	}
+	ctx := context.Background()
+	source := Source{Reader: from.store, Applied: from.index, Term: 3, Members: members(from)}
+	for _, form := range []struct {
+		name string
+		copy func(*storage.Store) error
+		want uint64
+	}{
+		{"native", func(into *storage.Store) error {
+			var b bytes.Buffer
+			if err := WriteNative(ctx, &b, source); err != nil {
+				return err
+			}
+			_, err := ReadNative(ctx, &b, into)
+			return err
+		}, 1},
+		{"etcd", func(into *storage.Store) error {
+			path := filepath.Join(t.TempDir(), "db")
+			plan, err := PlanEtcd(ctx, source)
+			if err != nil {
+				return err
+			}
+			f, err := os.Create(path)
+			if err != nil {
+				return err
+			}
+			_, err = plan.WriteTo(f)
+			if err = errors.Join(err, f.Close()); err != nil {
+				return err
+			}
+			_, err = ReadEtcd(ctx, path, into)
+			return err
+		}, 0},
+	} {
+		into := newStore(t)
+		if err := form.copy(into); err != nil {
+			t.Fatalf("%s: %v", form.name, err)
+		}
+		got := members(openRig(t, into))
+		if got.FeatureLevel() != form.want || got.Fingerprint() != members(from).Fingerprint() {
+			t.Errorf("%s: level %d, fingerprint %x", form.name, got.FeatureLevel(), got.Fingerprint())
+		}
+	}
 }

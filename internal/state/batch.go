@@ -175,6 +175,11 @@ func (b *batch) dispatch(c *command.Command, reply *Reply) error {
 		}
 		return nil
 	case *pb.AlarmRequest:
+		if c.FeatureLevel != nil {
+			if err := b.featureLevel(c.FeatureLevel); err != nil {
+				return err
+			}
+		}
 		return b.alarm(msg, reply)
 	}
 	if handled, err := b.authRequest(c, reply); handled {

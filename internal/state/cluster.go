@@ -33,6 +33,23 @@ func (b *batch) clusterRequest(c *command.Command, _ *Reply) error {
 	return errDisk{fmt.Errorf("no rule for %v", c.Kind)}
 }
 
+// featureLevel sets the level from which on entries may mean more than they mean
+// to etcd, if the membership is still the one it was found for.
+func (b *batch) featureLevel(l *command.FeatureLevel) error {
+	before := b.m.members.Root().FeatureLevel()
+	if err := b.m.members.SetFeatureLevel(b.store, l.Level, l.Fingerprint); err != nil {
+		return errDisk{err} // entries would mean what this member cannot know
+	}
+	b.logFeatureLevel(before)
+	return nil
+}
+
+func (b *batch) logFeatureLevel(before uint64) {
+	if now := b.m.members.Root().FeatureLevel(); now != before {
+		b.m.o.Logger.Info("the cluster's feature level changed", "from", before, "to", now, "index", b.index)
+	}
+}
+
 // confChange runs a membership entry (state-machine.md, section 2.9).
 func (b *batch) confChange(e *raftpb.Entry, r *Result) error {
 	cc := new(raftpb.ConfChange)
@@ -40,10 +57,12 @@ func (b *batch) confChange(e *raftpb.Entry, r *Result) error {
 		return fmt.Errorf("membership change: %w", err)
 	}
 	r.ID = cc.GetId()
+	level := b.m.members.Root().FeatureLevel()
 	r.ConfChange, r.Err = b.m.members.ApplyConfChange(b.store, cc)
 	if errors.Is(r.Err, member.ErrMalformed) {
 		b.m.o.Logger.Warn("malformed membership change is refused", "index", e.GetIndex(), "error", r.Err)
 	}
+	b.logFeatureLevel(level)
 	r.Reply = &Reply{}
 	return nil
 }

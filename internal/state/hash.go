@@ -105,7 +105,7 @@ func hashRevisions(ctx context.Context, h hash.Hash32, r storage.Reader) error {
 // hashMeta writes the rows of etcd's bucket "meta" that it hashes: confState,
 // finishedCompactRev and scheduledCompactRev, in this order.
 func hashMeta(h hash.Hash32, r storage.Reader, now *moment) error {
-	cs := confState(now.members)
+	cs := ConfStateOf(now.members)
 	if len(cs.Voters)+len(cs.Learners) > 0 {
 		text, err := json.Marshal(cs)
 		if err != nil {

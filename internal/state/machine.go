@@ -163,6 +163,30 @@ func (m *Machine) Close() error {
 	return m.kv.Close()
 }
 
+// Abandon ends what runs in the background and writes nothing: another machine
+// has taken this one's place. The store stays open.
+func (m *Machine) Abandon() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.kv.Abandon()
+}
+
+// Snapshot is the whole state after one entry, as it lies in the store.
+type Snapshot struct {
+	Store         *storage.Snapshot
+	Applied, Term uint64
+	Members       *member.Root
+}
+
+// Snapshot pins the present state. It waits for the batch at hand, and the
+// store keeps what it deletes from then on until the caller closes
+// Snapshot.Store.
+func (m *Machine) Snapshot() Snapshot {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return Snapshot{Store: m.store.Snapshot(), Applied: m.applied, Term: m.term, Members: m.members.Root()}
+}
+
 // Applied returns index and term of the last entry applied, 0 and 0 if none.
 func (m *Machine) Applied() (index, term uint64) {
 	now := m.now.Load()
@@ -173,10 +197,11 @@ func (m *Machine) Applied() (index, term uint64) {
 // etcd 3.7 it comes from the member table, which changes in the same batch as
 // the applied index; so it cannot be of another moment.
 func (m *Machine) ConfState() *raftpb.ConfState {
-	return confState(m.now.Load().members)
+	return ConfStateOf(m.now.Load().members)
 }
 
-func confState(members *member.Root) *raftpb.ConfState {
+// ConfStateOf is what raft is to know of a membership.
+func ConfStateOf(members *member.Root) *raftpb.ConfState {
 	cs := &raftpb.ConfState{AutoLeave: new(bool)}
 	for _, mem := range members.List() {
 		if mem.IsLearner {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/engram-kv/engram/internal/command"
 	"github.com/engram-kv/engram/internal/lease"
 	"github.com/engram-kv/engram/internal/mvcc"
+	"github.com/engram-kv/engram/internal/snapfile"
 	"github.com/engram-kv/engram/internal/storage"
 )
 
@@ -85,6 +87,44 @@ func (r *rig) propose(h command.Header, kind command.Kind, msg proto.Message) {
 		r.t.Fatal(err)
 	}
 	r.entries = append(r.entries, &raftpb.Entry{Index: proto.Uint64(index), Term: proto.Uint64(2), Data: data})
+}
+
+func (r *rig) level() uint64 { return r.m.now.Load().members.FeatureLevel() }
+
+// proposeLevel appends a feature level.
+func (r *rig) proposeLevel(level, fingerprint uint64) {
+	r.t.Helper()
+	index := uint64(len(r.entries) + 1)
+	data, err := command.AppendFeatureLevel(nil, command.Header{ID: index<<8 | 1}, command.FeatureLevel{Level: level, Fingerprint: fingerprint})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.entries = append(r.entries, &raftpb.Entry{Index: proto.Uint64(index), Term: proto.Uint64(2), Data: data})
+}
+
+// move goes on in another store, filled by a snapshot in Engram's own form.
+func (r *rig) move() {
+	r.t.Helper()
+	var stream bytes.Buffer
+	ctx, pinned := context.Background(), r.m.Snapshot()
+	err := snapfile.WriteNative(ctx, &stream, snapfile.Source{Reader: pinned.Store, Applied: pinned.Applied, Term: pinned.Term, Members: pinned.Members})
+	if err = errors.Join(err, pinned.Store.Close()); err != nil {
+		r.t.Fatal(err)
+	}
+	r.m.Abandon()
+	if err := r.store.Abandon(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.fs = vfs.NewCrashableMem()
+	store, err := storage.Open(storage.Options{FS: r.fs, Dir: "store", MemTableBytes: 256 << 10})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	_, err = snapfile.ReadNative(ctx, &stream, store)
+	if err = errors.Join(err, store.Close()); err != nil {
+		r.t.Fatal(err)
+	}
+	r.open()
 }
 
 // proposeConf appends a membership change.
@@ -247,6 +287,9 @@ func (r *rig) dump() string {
 		}); err != nil {
 			r.t.Fatal(err)
 		}
+	}
+	if level := v.Members().FeatureLevel(); level > 0 {
+		fmt.Fprintf(&b, "feature level %d\n", level)
 	}
 	leases := r.m.Leases().All()
 	slices.SortFunc(leases, func(a, b lease.Lease) int { return cmp.Compare(a.ID, b.ID) })

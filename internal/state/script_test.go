@@ -1,6 +1,7 @@
 package state
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/member"
 )
 
 // TestScripts runs testdata/*: each command is a field of InternalRaftRequest
@@ -22,6 +24,7 @@ import (
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var r *rig
+		var noted uint64
 		open := func(d *datadriven.TestData) {
 			var o Options
 			for _, a := range d.CmdArgs {
@@ -47,6 +50,28 @@ func TestScripts(t *testing.T) {
 				return ""
 			case "dump":
 				return r.dump()
+			case "move":
+				r.move()
+				return ""
+			case "level":
+				return fmt.Sprintln(r.level())
+			case "fingerprint":
+				noted = r.m.now.Load().members.Fingerprint()
+				return ""
+			case "feature_level": // of the membership that was noted
+				var to uint64
+				d.ScanArgs(t, "to", &to)
+				r.proposeLevel(to, noted)
+				return r.apply(len(r.entries), 1)[0] + "\n"
+			case "member_add", "learner_add", "member_remove":
+				var id uint64
+				d.ScanArgs(t, "id", &id)
+				cc := member.RemoveChange(id, id)
+				if d.Cmd != "member_remove" {
+					cc = member.AddChange(id, member.Member{ID: id, PeerURLs: []string{fmt.Sprintf("http://127.0.0.1:%d", id)}, IsLearner: d.Cmd == "learner_add"})
+				}
+				r.proposeConf(cc)
+				return r.apply(len(r.entries), 1)[0] + "\n"
 			}
 			var h command.Header
 			if d.HasArg("user") {
@@ -103,5 +128,21 @@ func TestQuotaCrossingRequestIsMade(t *testing.T) {
 	}
 	if got := fmt.Sprint(r.m.Root().Keys()); got != "2" {
 		t.Fatalf("%s keys", got)
+	}
+}
+
+// TestUnknownFeatureLevel: a level of a later version stops the member, unless it
+// is of another membership and so of no account.
+func TestUnknownFeatureLevel(t *testing.T) {
+	r := newRig(t, Options{})
+	defer r.close()
+	r.proposeConf(member.AddChange(1, member.Member{ID: 7}))
+	r.apply(1, 1)
+	present := r.m.now.Load().members.Fingerprint()
+	r.proposeLevel(member.FeatureLevel+1, present+1)
+	r.apply(2, 1)
+	r.proposeLevel(member.FeatureLevel+1, present)
+	if _, err := r.m.Apply(r.entries[2:]); !errors.Is(err, member.ErrFeatureLevel) {
+		t.Fatalf("error %v", err)
 	}
 }

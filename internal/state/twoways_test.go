@@ -25,12 +25,14 @@ var (
 
 // TestSameInputTwoWays guards the layer's one promise: the same entries give the
 // same state and answers, however they are cut into batches, and through
-// restarts, crashes that lose what was not flushed, and compaction at any time.
+// restarts, snapshots, crashes that lose what was not flushed, and compaction at
+// any time.
 func TestSameInputTwoWays(t *testing.T) {
 	first, last := uint64(1), uint64(*seeds)
 	if *onlySeed != 0 {
 		first, last = *onlySeed, *onlySeed
 	}
+	levels := map[uint64]int{} // that were seen
 	for seed := first; seed <= last; seed++ {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		a := newRig(t, Options{})
@@ -50,9 +52,12 @@ func TestSameInputTwoWays(t *testing.T) {
 			for i, line := range b.apply(to, 1+rng.IntN(40)) {
 				two[int(applied)+i] = line
 			}
-			switch rng.IntN(6) {
+			levels[b.level()]++
+			switch rng.IntN(7) {
 			case 0:
 				b.reopen()
+			case 6: // what one was told, another goes on with
+				b.move()
 			case 1: // a crash: only what was flushed is there
 				clone := b.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
 				_ = b.m.Close()
@@ -87,6 +92,9 @@ func TestSameInputTwoWays(t *testing.T) {
 		a.close()
 		b.close()
 	}
+	if *onlySeed == 0 && (levels[0] < *seeds || levels[1] < *seeds) {
+		t.Errorf("feature levels were seen so often: %v", levels)
+	}
 }
 
 func firstDifference(x, y string) string {
@@ -101,12 +109,28 @@ func firstDifference(x, y string) string {
 
 // generate fills the rig's log with random commands of every kind.
 func generate(r *rig, rng *rand.Rand, n int) {
+	members := newRig(r.t, Options{}) // to know who is there when a level is asked for
+	defer members.close()
+	conf := func(cc *raftpb.ConfChange) {
+		r.proposeConf(cc)
+		members.proposeConf(cc)
+		members.apply(len(members.entries), 1)
+	}
 	g := &generator{rng: rng}
 	self := member.Member{ID: 7, PeerURLs: []string{"http://127.0.0.1:2380"}, Name: "m"}
-	r.proposeConf(member.AddChange(0, self))
+	conf(member.AddChange(0, self))
+	noted := members.m.now.Load().members.Fingerprint()
 	for len(r.entries) < n {
-		if rng.IntN(60) == 0 {
-			r.proposeConf(g.confChange(uint64(len(r.entries))))
+		switch rng.IntN(60) {
+		case 0:
+			conf(g.confChange(uint64(len(r.entries))))
+			continue
+		case 1:
+			r.proposeLevel(uint64(rng.IntN(2)), noted) // that may be late
+			continue
+		case 2:
+			noted = members.m.now.Load().members.Fingerprint()
+			r.proposeLevel(1, noted)
 			continue
 		}
 		kind, msg := g.command()

@@ -49,6 +49,9 @@ const (
 	// MetaScheduledCompact and MetaFinishedCompact hold BE64 main revisions.
 	MetaScheduledCompact = "scheduledCompactRev"
 	MetaFinishedCompact  = "finishedCompactRev"
+	// MetaFeatureLevel holds the cluster's feature level, BE64, and is missing
+	// while it is 0. No etcd knows it, so it goes into no file and no hash of etcd's.
+	MetaFeatureLevel = "featureLevel"
 )
 
 // FormatVersion is written by this version of Engram and is the only one that

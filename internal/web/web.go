@@ -35,8 +35,6 @@ type Member interface {
 	// that is linearizable. The text of its error is shown as it is, that of a
 	// gRPC status without its code. It returns when ctx ends.
 	Read(ctx context.Context, linearizable bool) error
-	// Members returns the members of the cluster.
-	Members() []*pb.Member
 	// Versions returns what /version tells.
 	Versions() Versions
 }
@@ -53,8 +51,6 @@ type Versions struct {
 type Options struct {
 	Member  Member
 	Metrics *Metrics
-	// ClusterID stands in a header of what peers are told.
-	ClusterID uint64
 	// Gatherer is what /metrics shows, and Registerer, which may be nil, where
 	// that page counts its own requests.
 	Gatherer   prometheus.Gatherer

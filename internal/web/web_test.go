@@ -50,13 +50,6 @@ func (m *fakeMember) Versions() Versions {
 	return Versions{Server: "3.7.3", Cluster: "3.7.0", Storage: "3.7.0", Engram: "0.1.0"}
 }
 
-func (m *fakeMember) Members() []*pb.Member {
-	return []*pb.Member{
-		{ID: 1 << 63, Name: "a", PeerURLs: []string{"http://127.0.0.1:1"}, ClientURLs: []string{"http://127.0.0.1:2"}},
-		{ID: 7, PeerURLs: []string{"http://127.0.0.1:3"}, IsLearner: true},
-	}
-}
-
 func options(m Member) Options {
 	r := prometheus.NewRegistry()
 	o := Options{Member: m, Metrics: NewMetrics(), Gatherer: r, Registerer: r}
@@ -271,22 +264,6 @@ func TestPlainEndpoints(t *testing.T) {
 		t.Errorf("/debug/vars: %+v", vars)
 	}
 	for _, target := range []string{"/", "/v2/keys", "/v2/members", "/debug/pprof/", "/debug/requests", "/v3alpha/kv/range", "/healthz"} {
-		expect(t, do(h, "GET", target), 404, "404 page not found\n")
-	}
-}
-
-func TestPeerListener(t *testing.T) {
-	o := options(&fakeMember{leader: 1})
-	o.ClusterID = 0xabc
-	h := PeerHandler(o)
-	w := do(h, "GET", "/members")
-	expect(t, w, 200, `[{"id":9223372036854775808,"peerURLs":["http://127.0.0.1:1"],"name":"a","clientURLs":["http://127.0.0.1:2"]},`+
-		`{"id":7,"peerURLs":["http://127.0.0.1:3"],"isLearner":true}]`+"\n")
-	if got := w.Header().Get("X-Etcd-Cluster-Id"); got != "abc" {
-		t.Errorf("cluster ID %q", got)
-	}
-	expect(t, do(h, "GET", "/version"), 200, do(Handler(o), "GET", "/version").Body.String())
-	for _, target := range []string{"/", "/health", "/metrics", "/raft"} {
 		expect(t, do(h, "GET", target), 404, "404 page not found\n")
 	}
 }

@@ -32,7 +32,6 @@ func TestLaterIsNow(t *testing.T) {
 	}
 	later := map[string]string{
 		"AuthEnable": "testdata/later/auth.txt belongs under testdata/scripts",
-		"MemberAdd":  "testdata/later/member-changes.txt belongs under testdata/scripts",
 		"Lock":       "testdata/later/lock-election.txt belongs under testdata/scripts",
 		"Snapshot":   "TestSnapshot is to run the subject",
 	}

@@ -228,7 +228,7 @@ func (r httpRequest) send(ctx context.Context, url string) string {
 	var lines []string
 	for name, values := range answer.Header {
 		switch name {
-		case "Date", "Content-Length", "Vary", "X-Etcd-Cluster-Id":
+		case "Date", "Content-Length", "Vary", "X-Etcd-Cluster-Id", "X-Engram-Version": // the last one by design: peers know each other by it
 			continue // of the moment, of the body, of the library, of the cluster
 		}
 		lines = append(lines, name+": "+strings.Join(values, ", "))

@@ -277,7 +277,8 @@ func (w *world) open() (*core, error) {
 	if c.node, err = consensus.NewCore(o, c.now); err != nil {
 		return c, err
 	}
-	c.writer, c.applier = consensus.NewLogWriter(coreMember, c.log), consensus.NewApplier(c)
+	c.applier = consensus.NewApplier(c)
+	c.writer = consensus.NewLogWriter(coreMember, c.log, c.applier)
 	return c, nil
 }
 
@@ -303,6 +304,14 @@ func (c *core) Applied() (index, term uint64) { return c.machine.Applied() }
 
 // ConfState implements consensus.Machine.
 func (c *core) ConfState() *raftpb.ConfState { return c.machine.ConfState() }
+
+// Received implements consensus.Machine: a lone member is sent no snapshots.
+func (c *core) Received(index, term uint64) (dir string, ok bool) { return "", false }
+
+// Install implements consensus.Machine.
+func (c *core) Install(s raftlog.Snapshot) error {
+	return fmt.Errorf("a lone member was to install the snapshot of index %d", s.Index)
+}
 
 // Apply implements consensus.Machine.
 func (c *core) Apply(entries []*raftpb.Entry) ([]consensus.Result, error) {

@@ -1,0 +1,224 @@
+package server_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/engram-kv/engram/internal/config"
+	"github.com/engram-kv/engram/internal/server"
+)
+
+// clusterMember is a member of a test's cluster, in this process.
+type clusterMember struct {
+	t            *testing.T
+	name         string
+	client, peer string // URLs
+	dir          string
+	flags        []string
+
+	stop  context.CancelFunc
+	ended chan error // why it ended, then closed
+}
+
+func freeURL(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return "http://" + l.Addr().String()
+}
+
+func newClusterMember(t *testing.T, name string) *clusterMember {
+	return &clusterMember{t: t, name: name, client: freeURL(t), peer: freeURL(t), dir: filepath.Join(t.TempDir(), name)}
+}
+
+// start starts the member and calls back when it serves.
+func (c *clusterMember) start(cluster []*clusterMember, state string, flags ...string) {
+	c.t.Helper()
+	var parts []string
+	for _, m := range cluster {
+		parts = append(parts, m.name+"="+m.peer)
+	}
+	if flags != nil {
+		c.flags = flags
+	}
+	cfg, err := config.Parse("engram", append([]string{
+		"--name=" + c.name, "--data-dir=" + c.dir, "--listen-client-urls=" + c.client, "--advertise-client-urls=" + c.client,
+		"--listen-peer-urls=" + c.peer, "--initial-advertise-peer-urls=" + c.peer,
+		"--initial-cluster=" + strings.Join(parts, ","), "--initial-cluster-state=" + state, "--memory-budget=64MiB",
+	}, c.flags...), nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c.stop, c.ended = cancel, make(chan error, 1)
+	log := slog.New(slog.NewTextHandler(testWriter{c.t, c.name}, nil))
+	go func() {
+		m, err := server.Start(ctx, cfg, log)
+		if err == nil {
+			err = m.Wait(ctx)
+		} else if ctx.Err() == nil {
+			c.t.Errorf("%s does not start: %v", c.name, err)
+		}
+		c.ended <- err
+		close(c.ended)
+	}()
+	c.t.Cleanup(c.close)
+}
+
+type testWriter struct {
+	t    *testing.T
+	name string
+}
+
+func (w testWriter) Write(b []byte) (int, error) {
+	w.t.Logf("%s %s", w.name, b)
+	return len(b), nil
+}
+
+// close ends the member and waits for it; it may have ended before.
+func (c *clusterMember) close() {
+	c.stop()
+	<-c.ended
+}
+
+func dialMembers(t *testing.T, members ...*clusterMember) *clientv3.Client {
+	t.Helper()
+	var endpoints []string
+	for _, m := range members {
+		endpoints = append(endpoints, m.client)
+	}
+	cli, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: 20 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cli.Close() })
+	return cli
+}
+
+// TestThreeMembers founds a cluster of three, writes at each, loses one and gets it back.
+func TestThreeMembers(t *testing.T) {
+	var members []*clusterMember
+	for i := range 3 {
+		members = append(members, newClusterMember(t, fmt.Sprintf("m%d", i)))
+	}
+	for _, m := range members {
+		m.start(members, "new")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	for i, m := range members {
+		cli := dialMembers(t, m)
+		key := fmt.Sprintf("k%d", i)
+		if _, err := cli.Put(ctx, key, "v"); err != nil {
+			t.Fatalf("put at %s: %v", m.name, err)
+		}
+		got, err := cli.Get(ctx, "k", clientv3.WithPrefix())
+		if err != nil || len(got.Kvs) != i+1 {
+			t.Fatalf("get at %s: %v, %v", m.name, got, err)
+		}
+	}
+
+	// One may be lost, two not: then only reads that ask nobody are answered.
+	cli := dialMembers(t, members[0])
+	members[2].close()
+	if _, err := cli.Put(ctx, "one-lost", "v"); err != nil {
+		t.Fatalf("put with one of three lost: %v", err)
+	}
+	members[1].close()
+	hasty, cancel2 := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel2()
+	if _, err := cli.Put(hasty, "two-lost", "v"); err == nil {
+		t.Fatal("put with two of three lost was acknowledged")
+	}
+	if _, err := cli.Get(hasty, "k0"); err == nil {
+		t.Fatal("linearizable get with two of three lost was answered")
+	}
+	got, err := cli.Get(ctx, "one-lost", clientv3.WithSerializable())
+	if err != nil || len(got.Kvs) != 1 {
+		t.Fatalf("serializable get with two of three lost: %v, %v", got, err)
+	}
+	members[1].start(members, "new")
+	if _, err := cli.Put(ctx, "back", "v"); err != nil {
+		t.Fatalf("put after one came back: %v", err)
+	}
+	members[2].start(members, "new")
+	back := dialMembers(t, members[2])
+	if got, err := back.Get(ctx, "back"); err != nil || len(got.Kvs) != 1 {
+		t.Fatalf("get at the member that came back last: %v, %v", got, err)
+	}
+}
+
+// TestSnapshotToNewMember adds a member to a cluster whose log was cut long ago, promotes it, and removes another.
+func TestSnapshotToNewMember(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	first := newClusterMember(t, "m0")
+	first.start([]*clusterMember{first}, "new", "--snapshot-catchup-entries=10")
+	cli := dialMembers(t, first)
+	value := strings.Repeat("v", 100_000)
+	for i := range 200 {
+		if _, err := cli.Put(ctx, fmt.Sprintf("k%03d", i), value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first.close() // flushes, so that the log can be cut
+	first.start([]*clusterMember{first}, "new")
+	for i := range 50 {
+		if _, err := cli.Put(ctx, fmt.Sprintf("l%03d", i), "v"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	second := newClusterMember(t, "m1")
+	added, err := cli.MemberAddAsLearner(ctx, []string{second.peer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.start([]*clusterMember{first, second}, "existing")
+	watcher := dialMembers(t, second)
+	got, err := watcher.Get(ctx, "k", clientv3.WithPrefix(), clientv3.WithSerializable(), clientv3.WithCountOnly())
+	if err != nil || got.Count != 200 {
+		t.Fatalf("at the learner: %v, %v", got, err)
+	}
+	for {
+		_, err := cli.MemberPromote(ctx, added.Member.ID)
+		if err == nil {
+			break
+		}
+		if !strings.Contains(err.Error(), "in sync with leader") {
+			t.Fatal(err)
+		}
+	}
+	for { // it is a learner until it has applied that it is not
+		_, err := watcher.Put(ctx, "at-second", "v")
+		if err == nil {
+			break
+		}
+		if !strings.Contains(err.Error(), "not supported for learner") {
+			t.Fatal(err)
+		}
+	}
+	leader, err := cli.Status(ctx, first.client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watcher.MemberRemove(ctx, leader.Header.MemberId); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-first.ended; err == nil || !strings.Contains(err.Error(), "permanently removed") {
+		t.Errorf("the removed member ended with %v", err)
+	}
+	if _, err := watcher.Put(ctx, "alone", "v"); err != nil {
+		t.Fatal(err)
+	}
+}
