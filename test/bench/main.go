@@ -4,6 +4,8 @@
 //	go run ./test/bench -scenario paging,list    # some of them
 //	go run ./test/bench -short                   # small stores and short windows: a few minutes
 //
+// Scenarios of clusters run three members of each system; CLUSTER_PROGRAM=engram measures Engram's too.
+//
 // Server CPU is read from /proc, so it needs Linux. A figure that misses its target is printed as MISSED; the exit code is
 // 0 all the same, since a target is a statement about one machine and the run may be on another.
 package main
@@ -37,6 +39,7 @@ func run(args []string, out, progress io.Writer) error {
 	asJSON := flags.Bool("json", false, "print JSON instead of the table")
 	rounds := flags.Int("rounds", 0, "alternations between the systems; 0 means 5, or 1 with -short")
 	window := flags.Duration("window", 0, "length of one measurement; 0 means 15s, or 2s with -short")
+	size := flags.Int64("size", 0, "bytes that a cluster holds when a member joins; 0 means 1 GiB, or 64 MiB with -short")
 	alone := flags.Bool("alone", false, "measure Engram alone, without etcd")
 	etcd := flags.String("etcd", "", "etcd program; empty means the one from the cache directory, built if missing")
 	engram := flags.String("engram", "", "engram program; empty means one built now")
@@ -61,6 +64,9 @@ func run(args []string, out, progress io.Writer) error {
 	}
 	if *window > 0 {
 		sizes.window = max(*window, time.Second)
+	}
+	if *size > 0 {
+		sizes.clusterBytes = *size
 	}
 	data, err := os.MkdirTemp(*dir, "engram-bench-")
 	if err != nil {

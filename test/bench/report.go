@@ -23,6 +23,7 @@ type measured struct {
 	Etcd, Engram           *spread  `json:",omitempty"`
 	Ratio                  *float64 `json:",omitempty"`
 	Target                 *float64 `json:",omitempty"`
+	RatioTarget            *float64 `json:",omitempty"`
 	Verdict                string   // met, MISSED, or empty where no target applies
 }
 
@@ -53,6 +54,15 @@ func (r *report) add(s scenario, samples map[string][]sample, short bool) {
 		if f.target != 0 && m.Engram != nil && !(short && f.sized) {
 			m.Verdict = "met"
 			if m.Engram.Median > f.target {
+				m.Verdict = "MISSED"
+			}
+		}
+		if f.ratio != 0 {
+			m.RatioTarget = &f.ratio
+		}
+		if f.ratio != 0 && m.Ratio != nil && !(short && f.sized) {
+			m.Verdict = "met"
+			if *m.Ratio > f.ratio {
 				m.Verdict = "MISSED"
 			}
 		}
@@ -88,6 +98,9 @@ func (r *report) print(out io.Writer) error {
 		}
 		if m.Target != nil {
 			target = number(*m.Target)
+		}
+		if m.RatioTarget != nil {
+			target = "x" + number(*m.RatioTarget)
 		}
 		if m.Verdict == "MISSED" {
 			missed++

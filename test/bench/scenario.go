@@ -25,12 +25,16 @@ type scenario struct {
 	prepare func(e *env) error
 	// measure takes each figure once. It leaves the member running and fit to be measured again.
 	measure func(e *env) (sample, error)
+	// The same for a scenario of three members instead of one.
+	prepareCluster func(e *clusterEnv) error
+	measureCluster func(e *clusterEnv) (sample, error)
 }
 
 // figure is one number that a scenario gives.
 type figure struct {
 	name, unit string
 	target     float64 // what ours shall not exceed; 0: none is stated
+	ratio      float64 // what ours by etcd's shall not exceed; 0: none is stated
 	sized      bool    // the target is stated for a store of full size
 	more       bool    // more is better
 }
@@ -48,20 +52,23 @@ type sizes struct {
 	window     time.Duration // of one measurement
 	settle     time.Duration // bound of the wait for background work to end
 	watchers   int
+	leases     int
+
+	clusterBytes int64 // that a cluster holds when a member joins
 }
 
 var (
 	fullSizes = sizes{
 		rounds: 5, keys: 1_000_000, valueBytes: 1024, someKeys: 100_000, revisions: 500_000,
-		window: 15 * time.Second, settle: 30 * time.Second, watchers: 1000,
+		window: 15 * time.Second, settle: 30 * time.Second, watchers: 1000, leases: 10_000, clusterBytes: 1 << 30,
 	}
 	shortSizes = sizes{
 		rounds: 1, keys: 20_000, valueBytes: 1024, someKeys: 20_000, revisions: 20_000,
-		window: 2 * time.Second, settle: 2 * time.Second, watchers: 100,
+		window: 2 * time.Second, settle: 2 * time.Second, watchers: 100, leases: 1000, clusterBytes: 64 << 20,
 	}
 )
 
-var scenarios = []scenario{startup, paging, compaction, fanout, resume, calls, lists, apply}
+var scenarios = []scenario{startup, paging, compaction, fanout, resume, calls, lists, keepAlive, apply, clusterPuts, failover, catchUp}
 
 type system struct{ name, program string }
 
@@ -86,6 +93,9 @@ type env struct {
 
 // run prepares a member of each system and measures them in turn, so that what disturbs the machine disturbs both.
 func (b *bench) run(s scenario) (_ map[string][]sample, err error) {
+	if s.measureCluster != nil {
+		return b.runCluster(s)
+	}
 	out := make(map[string][]sample)
 	if s.alone {
 		for round := range b.rounds {

@@ -7,6 +7,7 @@
 //	                tests. Unset: engram, built from the parent module
 //	COMPAT_SEED     seed of the random test; unset: another one each run, printed
 //	COMPAT_OPS      operations of the random test
+//	CLUSTER_PROGRAM the program beside etcd in mixed clusters, see package cluster
 //	ENGRAM_CI       a missing etcd-client package fails instead of skipping
 package compat
 

@@ -139,3 +139,16 @@ func EventsOf(answer []byte) (Events, error) {
 		}
 	})
 }
+
+// Renewed reads a LeaseKeepAliveResponse.
+func Renewed(answer []byte) (id, ttl int64, err error) {
+	err = fields(answer, func(n protowire.Number, _ []byte, i int64) {
+		switch n {
+		case 2:
+			id = i
+		case 3:
+			ttl = i
+		}
+	})
+	return id, ttl, err
+}

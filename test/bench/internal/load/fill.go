@@ -32,6 +32,15 @@ func Overwrite(conns []*h2.Conn, count int64, keys, size int) error {
 	return err
 }
 
+// Grant grants the leases 0..n-1.
+func Grant(conns []*h2.Conn, n int, ttl int64) error {
+	_, err := Closed{Conns: conns, Streams: 32, Count: int64(n), Next: func(s *Source) (string, []byte) {
+		s.Buf = AppendGrant(s.Buf[:0], LeaseID(int(s.Serial)), ttl)
+		return LeaseGrant, s.Buf
+	}}.Run()
+	return err
+}
+
 // RandomPut returns a Next that puts random ones of the keys 0..keys-1.
 func RandomPut(keys, size int) func(*Source) (string, []byte) {
 	value := Value(size)

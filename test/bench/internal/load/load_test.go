@@ -26,6 +26,8 @@ func TestRequests(t *testing.T) {
 		"compact": {AppendCompaction(nil, 9), &pb.CompactionRequest{Revision: 9, Physical: true}},
 		"watch": {AppendWatch(nil, key, KeysEnd(), 2), &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{
 			CreateRequest: &pb.WatchCreateRequest{Key: key, RangeEnd: KeysEnd(), StartRevision: 2}}}},
+		"grant": {AppendGrant(nil, LeaseID(3), 60), &pb.LeaseGrantRequest{ID: LeaseID(3), TTL: 60}},
+		"renew": {AppendLease(nil, LeaseID(3)), &pb.LeaseKeepAliveRequest{ID: LeaseID(3)}},
 		"update": {AppendUpdate(nil, key, value, 5), &pb.TxnRequest{
 			Compare: []*pb.Compare{{Target: pb.Compare_MOD, Key: key, TargetUnion: &pb.Compare_ModRevision{ModRevision: 5}}},
 			Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: put}}},
@@ -55,6 +57,9 @@ func TestAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 		return b
+	}
+	if id, ttl, err := Renewed(marshal(&pb.LeaseKeepAliveResponse{Header: header, ID: LeaseID(3), TTL: 60})); err != nil || id != LeaseID(3) || ttl != 60 {
+		t.Errorf("renewed %d for %d, %v", id, ttl, err)
 	}
 	if rev, err := Revision(marshal(&pb.PutResponse{Header: header})); err != nil || rev != 300 {
 		t.Errorf("revision %d, %v", rev, err)

@@ -17,6 +17,8 @@ const (
 	Txn        = "/etcdserverpb.KV/Txn"
 	Compact    = "/etcdserverpb.KV/Compact"
 	Watch      = "/etcdserverpb.Watch/Watch"
+	LeaseGrant = "/etcdserverpb.Lease/LeaseGrant"
+	KeepAlive  = "/etcdserverpb.Lease/LeaseKeepAlive"
 	KeyPrefix  = "/registry/pods/default/"
 	keyDigits  = 9
 	maxKeySize = len(KeyPrefix) + keyDigits
@@ -105,6 +107,15 @@ func AppendWatch(b, key, end []byte, startRevision int64) []byte {
 	create = appendInt(create, 3, startRevision)
 	return appendBytes(b, 1, create)
 }
+
+// LeaseID is the ID of the i-th lease, as long as one that a server picks.
+func LeaseID(i int) int64 { return 1<<62 | int64(i) }
+
+// AppendGrant appends a LeaseGrantRequest.
+func AppendGrant(b []byte, id, ttl int64) []byte { return appendInt(appendInt(b, 1, ttl), 2, id) }
+
+// AppendLease appends a LeaseKeepAliveRequest.
+func AppendLease(b []byte, id int64) []byte { return appendInt(b, 1, id) }
 
 // appendBytes and appendInt leave out what is empty, as protobuf does.
 func appendBytes(b []byte, field protowire.Number, v []byte) []byte {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -154,11 +155,14 @@ func (d *driver) write(op Operation) error {
 
 // learn takes from the reference's answer what later operations need to know.
 func (d *driver) learn(op Operation, r result) {
-	if r.failure != "" {
-		return
+	if r.failure == "" {
+		d.generator.State.learn(op, r.answer)
+		d.history = append(d.history, op)
 	}
-	s := &d.generator.State
-	if h, ok := r.answer.(interface {
+}
+
+func (s *State) learn(op Operation, answer proto.Message) {
+	if h, ok := answer.(interface {
 		GetHeader() *etcdserverpb.ResponseHeader
 	}); ok {
 		s.Revision = max(s.Revision, h.GetHeader().GetRevision())
@@ -171,7 +175,6 @@ func (d *driver) learn(op Operation, r result) {
 	case *etcdserverpb.LeaseRevokeRequest:
 		delete(s.Leases, q.ID)
 	}
-	d.history = append(d.history, op)
 }
 
 type result struct {
@@ -196,10 +199,14 @@ func (r result) text(names *wire.Names) string {
 }
 
 func (d *driver) send(side int, op Operation) result {
+	s := d.pair[side]
+	return send(d.Methods, s.Conn(), s.Names, op)
+}
+
+func send(methods map[string]wire.Method, conn *grpc.ClientConn, names *wire.Names, op Operation) result {
 	ctx, cancel := context.WithTimeout(context.Background(), callWithin)
 	defer cancel()
-	s := d.pair[side]
-	answers, err := d.Methods[op.Method].Call(ctx, s.Conn(), op.Request)
+	answers, err := methods[op.Method].Call(ctx, conn, op.Request)
 	if err != nil {
 		st := status.Convert(err)
 		return result{failure: st.Code().String() + ": " + st.Message()}
@@ -211,7 +218,7 @@ func (d *driver) send(side int, op Operation) result {
 	} else {
 		r.answer = answers[0]
 	}
-	if fault := normalize(s.Names, op.Request, r.answer); fault != "" {
+	if fault := normalize(names, op.Request, r.answer); fault != "" {
 		r.fault = fault
 	}
 	return r

@@ -1,0 +1,227 @@
+package cluster
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	stopWithin = 30 * time.Second
+	logTail    = 3 << 10
+
+	// Ports lie below those that the kernel gives to outgoing connections, or one of these could take the port of a
+	// member between its death and its restart.
+	firstPort, lastPort = 12_000, 30_000
+)
+
+// Stop ends the process with SIGTERM and waits for it.
+func (m *Member) Stop() error { return m.end(syscall.SIGTERM) }
+
+// Kill ends the process with SIGKILL and waits for it.
+func (m *Member) Kill() error { return m.end(syscall.SIGKILL) }
+
+// Pause stops the process where it is, until Continue.
+func (m *Member) Pause() error { return m.signal(syscall.SIGSTOP, true) }
+
+// Continue lets a paused process go on.
+func (m *Member) Continue() error { return m.signal(syscall.SIGCONT, false) }
+
+// Running tells if the process is there and not paused.
+func (m *Member) Running() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.aliveLocked() && !m.paused
+}
+
+// Exited is closed when the process ends.
+func (m *Member) Exited() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.exited
+}
+
+// PID is the process id of the last process.
+func (m *Member) PID() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.cmd.Process.Pid
+}
+
+// LogTail returns the last lines that the member logged.
+func (m *Member) LogTail() string {
+	f, err := os.Open(m.logPath())
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	if end, err := f.Seek(0, io.SeekEnd); err == nil {
+		f.Seek(max(0, end-logTail), io.SeekStart) // from the start, should it fail
+	}
+	var b bytes.Buffer
+	io.Copy(&b, f) // what could be read is what there is to show
+	return b.String()
+}
+
+func (m *Member) logPath() string { return filepath.Join(m.c.dir, m.Name+".log") }
+
+func (m *Member) spawn() error {
+	log, err := os.OpenFile(m.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the child has its own
+	args := []string{
+		m.Program.Path,
+		"--name=" + m.Name, "--data-dir=" + m.DataDir,
+		"--listen-client-urls=" + m.ClientURL, "--advertise-client-urls=" + m.ClientURL,
+		"--listen-peer-urls=" + m.listenPeer, "--initial-advertise-peer-urls=" + m.PeerURL,
+		"--initial-cluster=" + m.initial, "--initial-cluster-state=" + m.state, "--log-level=warn",
+	}
+	args = slices.Concat(args, m.c.Flags, m.Program.Flags)
+	if m.host.Namespace != "" { // ip execs the program: the process id is the program's own
+		args = slices.Concat([]string{"ip", "netns", "exec", m.host.Namespace}, args)
+	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "ETCD") || strings.HasPrefix(v, "ENGRAM")
+	}), m.c.Env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	exited := make(chan struct{})
+	m.cmd, m.exited, m.exitErr, m.paused = cmd, exited, nil, false
+	go func() {
+		err := cmd.Wait()
+		m.mu.Lock()
+		m.exitErr = err
+		m.mu.Unlock()
+		close(exited)
+	}()
+	return nil
+}
+
+func (m *Member) aliveLocked() bool {
+	if m.exited == nil {
+		return false
+	}
+	select {
+	case <-m.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+func (m *Member) signal(sig syscall.Signal, paused bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.aliveLocked() {
+		return fmt.Errorf("%v has already ended: %v; its log ends:\n%s", m, m.exitErr, m.LogTail())
+	}
+	if err := m.cmd.Process.Signal(sig); err != nil {
+		return fmt.Errorf("%v: %w", m, err)
+	}
+	m.paused = paused
+	return nil
+}
+
+func (m *Member) end(sig syscall.Signal) error {
+	if err := m.signal(sig, false); err != nil {
+		return err
+	}
+	return m.waitExit(sig.String())
+}
+
+func (m *Member) waitExit(after string) error {
+	select {
+	case <-m.Exited():
+		return nil
+	case <-time.After(stopWithin):
+		return fmt.Errorf("%v still runs %v after %s; its log ends:\n%s", m, stopWithin, after, m.LogTail())
+	}
+}
+
+// close ends the process however it can be ended.
+func (m *Member) close() error {
+	m.mu.Lock()
+	alive, paused := m.aliveLocked(), m.paused
+	m.mu.Unlock()
+	if !alive {
+		return nil
+	}
+	if !paused && m.Stop() == nil {
+		return nil
+	}
+	return m.Kill()
+}
+
+// CPU is the time that the process has spent on all its threads, user and system together.
+func (m *Member) CPU() (time.Duration, error) {
+	const tick = 10 * time.Millisecond // of /proc, on every architecture
+	path := fmt.Sprintf("/proc/%d/stat", m.PID())
+	stat, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	// The name in parentheses may hold spaces; utime and stime are the 12th and 13th field after it.
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("%s has %d fields after the name, want 13 or more", path, len(fields))
+	}
+	var sum int64
+	for _, f := range fields[11:13] {
+		n, err := strconv.ParseInt(string(f), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", path, err)
+		}
+		sum += n
+	}
+	return time.Duration(sum) * tick, nil
+}
+
+var ports struct {
+	sync.Mutex
+	given map[int]bool
+}
+
+// freePort finds a port of address that nothing listens on, and gives none twice.
+func freePort(address string) (string, error) {
+	ports.Lock()
+	defer ports.Unlock()
+	if ports.given == nil {
+		ports.given = make(map[int]bool)
+	}
+	var failed error
+	for range 100 {
+		port := firstPort + rand.IntN(lastPort-firstPort)
+		if ports.given[port] {
+			continue
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort(address, strconv.Itoa(port)))
+		if err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		l.Close()
+		ports.given[port] = true
+		return strconv.Itoa(port), nil
+	}
+	return "", fmt.Errorf("no free port on %s: %w", address, failed)
+}
