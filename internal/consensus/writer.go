@@ -3,6 +3,7 @@ package consensus
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
@@ -19,6 +20,11 @@ type LogWriter struct {
 	appends []raftlog.Append
 	stored  []*raftpb.Message
 	send    []*raftpb.Message
+
+	// confs are the indexes of conf changes in the log that were not seen to be committed; heard says that a commit index was
+	// written since the start, before which there may be others.
+	confs []uint64
+	heard bool
 }
 
 // NewLogWriter returns the writer of member id's log; a is the applier of the same member.
@@ -57,7 +63,7 @@ func (w *LogWriter) Step(appends []*raftpb.Message) (stored, send []*raftpb.Mess
 			}
 		}
 	}
-	err = w.write(len(w.stored)+len(w.send) > 0 || snap != nil)
+	err = w.write(len(w.stored)+len(w.send) > 0 || snap != nil, w.changesMembers())
 	clear(w.appends)
 	w.appends = w.appends[:0]
 	if err == nil && snap != nil {
@@ -79,7 +85,30 @@ func (w *LogWriter) received(meta *raftpb.SnapshotMetadata) (*raftlog.Snapshot, 
 	return &raftlog.Snapshot{Index: meta.GetIndex(), Term: meta.GetTerm(), Dir: dir, ConfState: meta.GetConfState()}, nil
 }
 
-func (w *LogWriter) write(promises bool) error {
+// changesMembers tells whether what is written says that a conf change is committed. Such a commit index is synced, though none
+// was promised: whoever it removes goes away, and this member, after a power cut, must not wait for the other's vote.
+func (w *LogWriter) changesMembers() bool {
+	found := false
+	for i := range w.appends {
+		a := &w.appends[i]
+		for _, e := range a.Entries {
+			if e.GetType() != raftpb.EntryNormal {
+				w.confs = append(w.confs, e.GetIndex())
+			}
+		}
+		commit := a.HardState.GetCommit()
+		if commit == 0 {
+			continue
+		}
+		before := len(w.confs)
+		w.confs = slices.DeleteFunc(w.confs, func(index uint64) bool { return index <= commit })
+		found = found || !w.heard || len(w.confs) < before
+		w.heard = true
+	}
+	return found
+}
+
+func (w *LogWriter) write(promises, changes bool) error {
 	mustSync, err := w.log.Write(w.appends)
 	if err != nil {
 		if errors.Is(err, raftlog.ErrNoSpace) {
@@ -87,7 +116,7 @@ func (w *LogWriter) write(promises bool) error {
 		}
 		return fmt.Errorf("consensus: writing to the log: %w", err)
 	}
-	if !mustSync || !promises {
+	if !(mustSync && promises) && !changes {
 		return nil
 	}
 	if err := w.log.Sync(); err != nil {

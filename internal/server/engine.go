@@ -78,6 +78,9 @@ func (a machine) Apply(entries []*raftpb.Entry) ([]consensus.Result, error) {
 		out[i] = consensus.Result{Index: r.Index, Term: r.Term, ID: r.ID, Err: r.Err, ConfChange: r.ConfChange, Empty: r.Empty}
 		if r.Reply != nil {
 			out[i].Reply = r.Reply
+			if r.Reply.Pins() { // it is read later, and a snapshot may come in between
+				r.Reply.OnRelease = a.m.hold().release
+			}
 			if r.Reply.CompactionDone != nil {
 				notify(a.m.compacted)
 			}

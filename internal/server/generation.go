@@ -147,6 +147,7 @@ func (a machine) Install(s raftlog.Snapshot) error {
 	m.gen.Store(next)
 	m.hub.Reset(next.source())
 	m.log.Info("snapshot installed", "index", s.Index, "term", s.Term, "revision", next.machine.Root().Revision(), "keys", next.machine.Root().Keys())
+	m.held.Store(last.dir, true)
 	last.retired = func() { m.retiring.Go(func() { m.retire(last) }) }
 	last.release()
 	notify(m.compacted) // a compaction may be half done in what was received
@@ -160,6 +161,7 @@ func (m *Member) retire(g *generation) {
 	if err == nil {
 		err = m.removeGeneration(g.dir)
 	}
+	m.held.Delete(g.dir)
 	if err != nil {
 		m.log.Warn("what a snapshot replaced could not be deleted, the next start tries again", "directory", m.join(g.dir, storeDir), "error", err)
 	}

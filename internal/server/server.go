@@ -83,6 +83,7 @@ type Member struct {
 	workers   sync.WaitGroup
 	receiving sync.Mutex     // held while a snapshot comes in
 	retiring  sync.WaitGroup // generations that are being deleted
+	held      sync.Map       // directories of old generations that somebody still reads
 }
 
 // Seams are where tests reach in. Each function gets the Options that a package

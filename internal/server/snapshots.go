@@ -188,7 +188,7 @@ func (m *Member) removeStale() error {
 		return err
 	}
 	for _, name := range names {
-		if !strings.HasPrefix(name, snapshotPrefix) || name == g.dir {
+		if _, held := m.held.Load(name); held || !strings.HasPrefix(name, snapshotPrefix) || name == g.dir {
 			continue
 		}
 		var index, term uint64

@@ -1,6 +1,8 @@
 package state
 
 import (
+	"slices"
+
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
@@ -43,13 +45,24 @@ type Reply struct {
 	// CompactionDone is closed when the revisions below a Compaction were
 	// physically removed. Nil for other kinds.
 	CompactionDone <-chan struct{}
+	// OnRelease, if not nil, is called when the reply is released: somebody keeps
+	// open what its views read.
+	OnRelease func()
 }
+
+// Pins says whether the reply has views to be read.
+func (r *Reply) Pins() bool { return r.Op.pins() }
 
 // Release gives up the views that the reply pins. It must be called once, also
 // by a member that has no one to answer.
 func (r *Reply) Release() {
-	if r != nil {
-		r.Op.release()
+	if r == nil {
+		return
+	}
+	r.Op.release()
+	if done := r.OnRelease; done != nil {
+		r.OnRelease = nil
+		done()
 	}
 }
 
@@ -82,6 +95,10 @@ type OpReply struct {
 	// Succeeded and Ops answer a transaction: which branch ran, and its steps.
 	Succeeded bool
 	Ops       []OpReply
+}
+
+func (o *OpReply) pins() bool {
+	return o.View != nil || slices.ContainsFunc(o.Ops, func(op OpReply) bool { return op.pins() })
 }
 
 func (o *OpReply) release() {
