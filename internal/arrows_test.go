@@ -17,7 +17,7 @@ const module = "github.com/engram-kv/engram/"
 // arrows lists for each package which of ours it may import. A package that is
 // not listed, or an import that is not allowed, fails.
 var arrows = map[string][]string{
-	"cmd/engram":          {"ctl", "internal/config", "internal/logging", "internal/server"},
+	"cmd/engram":          {"ctl", "internal/config", "internal/logging", "internal/server", "play"},
 	"ctl":                 {"internal/config"},
 	"internal/alarm":      {"internal/storage"},
 	"internal/auth":       {"internal/storage"},
@@ -42,6 +42,7 @@ var arrows = map[string][]string{
 	"internal/tlsfiles":   {},
 	"internal/watch":      {"internal/clock", "internal/mvcc"},
 	"internal/web":        {},
+	"play":                {},
 	"internal":            {},
 }
 
@@ -49,7 +50,7 @@ var arrows = map[string][]string{
 var only = map[string][]string{
 	"github.com/cockroachdb/pebble/v2":     {"internal/storage"},
 	"github.com/cockroachdb/pebble/v2/vfs": {"internal/storage", "internal/raftlog", "internal/server"},
-	"google.golang.org/grpc":               {"internal/rpc", "internal/server", "ctl"},
+	"google.golang.org/grpc":               {"internal/rpc", "internal/server", "ctl", "play"},
 	"go.etcd.io/raft/v3":                   {"internal/consensus", "internal/raftlog"},
 }
 

@@ -3,6 +3,7 @@
 //
 //	engram, etcd          the server, with etcd's flags
 //	engram ctl, etcdctl   the client tool
+//	engram play           a cluster on this machine, to try out failures
 package main
 
 import (
@@ -23,6 +24,7 @@ import (
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/logging"
 	"github.com/engram-kv/engram/internal/server"
+	"github.com/engram-kv/engram/play"
 )
 
 func main() {
@@ -36,6 +38,9 @@ func run(name string, args []string) int {
 	}
 	if len(args) > 0 && args[0] == "ctl" {
 		return ctl.Main("engram ctl", args[1:])
+	}
+	if name != "etcd" && len(args) > 0 && args[0] == "play" {
+		return play.Main(args[1:])
 	}
 	// Shells ask for completions of "engram ctl …" in this way.
 	if len(args) > 1 && (args[0] == cobra.ShellCompRequestCmd || args[0] == cobra.ShellCompNoDescRequestCmd) && args[1] == "ctl" {

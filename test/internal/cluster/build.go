@@ -14,7 +14,7 @@ const (
 	// ProgramVariable names the environment variable that chooses the program of tests: etcd, which shows faults of the
 	// tests themselves, etcd36 or engram. Unset: DefaultProgram.
 	ProgramVariable = "CLUSTER_PROGRAM"
-	DefaultProgram  = "etcd"
+	DefaultProgram  = "engram"
 )
 
 // Chosen is the name of the program that ProgramVariable or else DefaultProgram chooses.

@@ -55,6 +55,8 @@ type Cluster struct {
 	Env   []string // added to every member's environment
 	User  string   // of clients that are made from now on, with Password; empty without auth
 	Pass  string
+	// PeerTLS has members talk over TLS, with the files that Flags name. PeerHashKV, and with it CheckHash, has no certificate to ask with.
+	PeerTLS bool
 	// Hosts, if set, says where the n-th member runs that is ever started.
 	Hosts func(n int) Host
 	// Front, if set, gives the address under which others reach what listens at an address for members: that of a proxy.
@@ -154,6 +156,9 @@ func (c *Cluster) newMember(p Program, state string) (*Member, error) {
 	m := &Member{
 		Name: fmt.Sprintf("%s-%d", p.Name, n), Program: p, c: c, host: h, state: state,
 		ClientURL: "http://" + net.JoinHostPort(address, client), PeerURL: "http://" + net.JoinHostPort(address, peer),
+	}
+	if c.PeerTLS {
+		m.PeerURL = "https://" + net.JoinHostPort(address, peer)
 	}
 	m.listenPeer = m.PeerURL
 	if c.Front != nil {

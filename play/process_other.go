@@ -1,0 +1,8 @@
+//go:build !linux
+
+package play
+
+import "syscall"
+
+// processAttributes keep a member out of the terminal's process group, so that Ctrl-C reaches play alone.
+func processAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
