@@ -66,7 +66,7 @@ type Core struct {
 
 	followers  map[uint64]*follower // of this leader, by ID
 	persist    persistTimer
-	handedOver time.Time // when leadership was last given up for a slow disk
+	handedOver time.Time // when leadership was last given up for a slow or full disk
 	failed     error     // why no further step may follow, besides the log's failures
 	refusedAt  time.Time // when a refused message was last logged
 	refused    int       // not logged since

@@ -144,6 +144,28 @@ const (
 	ackFresh = 10 * time.Second
 )
 
+// fullPause is how long a leader whose disk is full does not try another voter.
+const fullPause = 10 * time.Second
+
+// leaveFullDisk hands leadership over while Options.Gate is shut here: this leader refuses everything, and another voter may
+// have room. One that has not hands it on.
+func (c *Core) leaveFullDisk(out *Output) {
+	if c.role != raft.StateLeader || c.sole {
+		return
+	}
+	full := c.opt.Gate()
+	if full == nil || !c.handedOver.IsZero() && c.now.Sub(c.handedOver) < fullPause || c.rn.BasicStatus().LeadTransferee != raft.None {
+		return
+	}
+	to := c.successor()
+	if to == raft.None {
+		return
+	}
+	c.handedOver = c.now
+	c.rn.TransferLeader(to)
+	out.Events = append(out.Events, LeadershipHandedOver{To: to, Own: c.persist.estimate(c.now), Reason: fmt.Sprintf("this leader takes no writes: %v", full)})
+}
+
 // leaveSlowDisk hands leadership to a voter that stores entries much faster than this leader does.
 func (c *Core) leaveSlowDisk(out *Output) {
 	limit := c.opt.SlowDisk

@@ -156,7 +156,8 @@ func (n *Node) Receive(m *raftpb.Message) error {
 // ReportUnreachable tells raft that messages to a member were lost.
 func (n *Node) ReportUnreachable(member uint64) {
 	if n.in.open() {
-		if len(n.in.in.Unreachable) < n.opt.MaxReceived {
+		// Once is enough until raft hears of it: of a queue that is lost each message is reported.
+		if !slices.Contains(n.in.in.Unreachable, member) && len(n.in.in.Unreachable) < n.opt.MaxReceived {
 			n.in.in.Unreachable = append(n.in.in.Unreachable, member)
 		}
 		n.in.shut()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -495,4 +496,19 @@ func (m *countMachine) Apply(entries []*raftpb.Entry) ([]Result, error) {
 		out = append(out, r)
 	}
 	return out, nil
+}
+
+// TestUnreachableOnce: however many messages to a member are lost, raft hears of it once a round.
+func TestUnreachableOnce(t *testing.T) {
+	n := &Node{opt: Options{MaxReceived: 2}, in: mailbox{wake: make(chan struct{}, 1)}}
+	var used Input
+	for range 2 {
+		for _, id := range []uint64{2, 3, 2, 2, 3, 4} { // the last is beyond MaxReceived
+			n.ReportUnreachable(id)
+		}
+		used = n.in.take(used)
+		if !slices.Equal(used.Unreachable, []uint64{2, 3}) {
+			t.Fatalf("reported %v", used.Unreachable)
+		}
+	}
 }

@@ -31,6 +31,7 @@ func (c *Core) onTick(out *Output) {
 	c.shortenFirstElection()
 	c.members = c.progress()
 	c.persist.tick()
+	c.leaveFullDisk(out)
 	c.leaveSlowDisk(out)
 	c.keepLogShort(out)
 }
