@@ -162,8 +162,16 @@ func (t *Transport) routeStream(w http.ResponseWriter, r *http.Request) {
 
 // serveMessage is POST /raft: one message, not framed.
 func (t *Transport) serveMessage(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(io.LimitReader(r.Body, maxFrame+1))
-	if err != nil || len(body) > maxFrame {
+	share := t.bodies.share()
+	defer share.release()
+	body, err := share.read(r.Body, r.ContentLength)
+	switch {
+	case errors.Is(err, errBodies):
+		t.opts.Logger.Debug("dropped a message", "from", r.Header.Get(fromHeader), "error", err)
+		w.Header().Set("Connection", "close")
+		answer(w, http.StatusServiceUnavailable, errBodies.Error())
+		return
+	case err != nil:
 		answer(w, http.StatusBadRequest, "error reading raft message")
 		return
 	}

@@ -28,6 +28,7 @@ type Transport struct {
 	cancel  context.CancelFunc
 	removal sync.Once // of OnRemoved
 
+	bodies    bodies // of single messages being read
 	sender    snapshotSender
 	receiving chan struct{} // capacity 1; held while a snapshot is received
 
@@ -50,7 +51,7 @@ func New(o Options) *Transport {
 		panic(fmt.Sprintf("peer: Options.Version %q: %v", o.Version, err))
 	}
 	t := &Transport{
-		opts: o, version: v, receiving: make(chan struct{}, 1),
+		opts: o, version: v, receiving: make(chan struct{}, 1), bodies: bodies{limit: maxBodies},
 		peers: map[uint64]*peer{}, remotes: map[uint64]*peer{},
 		streamClient:   dialing{o.TLS, o.DialTimeout, o.ReadTimeout, o.WriteTimeout, -1}.httpClient(),
 		requestClient:  dialing{o.TLS, o.DialTimeout, 0, o.WriteTimeout, bulkWorkers + 2}.httpClient(),
