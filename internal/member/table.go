@@ -1,5 +1,6 @@
 // Package member is the replicated table of who belongs to the cluster, and of
-// what the cluster agreed on: its version, and a downgrade under way.
+// what the cluster agreed on: its version, a downgrade under way, and the feature
+// level, from which on entries may mean more than to etcd.
 //
 // It does not talk to members and knows nothing of raft but the form of a
 // membership change. Table is the writer's handle, Root what readers get.

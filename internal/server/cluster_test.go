@@ -10,7 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/server"
@@ -61,7 +64,8 @@ func (c *clusterMember) start(cluster []*clusterMember, state string, flags ...s
 		c.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c.stop, c.ended = cancel, make(chan error, 1)
+	ended := make(chan error, 1)
+	c.stop, c.ended = cancel, ended
 	log := slog.New(slog.NewTextHandler(testWriter{c.t, c.name}, nil))
 	go func() {
 		m, err := server.Start(ctx, cfg, log)
@@ -70,8 +74,8 @@ func (c *clusterMember) start(cluster []*clusterMember, state string, flags ...s
 		} else if ctx.Err() == nil {
 			c.t.Errorf("%s does not start: %v", c.name, err)
 		}
-		c.ended <- err
-		close(c.ended)
+		ended <- err
+		close(ended)
 	}()
 	c.t.Cleanup(c.close)
 }
@@ -156,6 +160,46 @@ func TestThreeMembers(t *testing.T) {
 	back := dialMembers(t, members[2])
 	if got, err := back.Get(ctx, "back"); err != nil || len(got.Kvs) != 1 {
 		t.Fatalf("get at the member that came back last: %v, %v", got, err)
+	}
+}
+
+// TestTokenAtOtherMembers uses a token, the moment it is issued, at the members that may not have applied its entry yet: it is
+// good at the first try.
+func TestTokenAtOtherMembers(t *testing.T) {
+	var members []*clusterMember
+	for i := range 3 {
+		members = append(members, newClusterMember(t, fmt.Sprintf("m%d", i)))
+	}
+	for _, m := range members {
+		m.start(members, "new", "--bcrypt-cost=4")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	var clients []*clientv3.Client
+	for _, m := range members {
+		clients = append(clients, dialMembers(t, m))
+	}
+	for _, f := range []func() error{
+		func() error { _, err := clients[0].UserAdd(ctx, "root", "secret"); return err },
+		func() error { _, err := clients[1].UserGrantRole(ctx, "root", "root"); return err },
+		func() error { _, err := clients[2].AuthEnable(ctx); return err },
+	} {
+		if err := f(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for turn := range 30 {
+		token, err := clients[turn%3].Authenticate(ctx, "root", "secret")
+		if err != nil {
+			t.Fatal(err)
+		}
+		with := metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, token.Token)
+		for i := range 3 {
+			kv := etcdserverpb.NewKVClient(clients[(turn+i)%3].ActiveConnection())
+			if _, err := kv.Range(with, &etcdserverpb.RangeRequest{Key: []byte("a"), Serializable: true}); err != nil {
+				t.Fatalf("turn %d: token of %s at %s: %v", turn, members[turn%3].name, members[(turn+i)%3].name, err)
+			}
+		}
 	}
 }
 

@@ -228,7 +228,8 @@ func (m *Member) Wait(ctx context.Context) error {
 func (m *Member) close(grace time.Duration) error {
 	var errs []error
 	if m.node != nil && grace > 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), m.cfg.RequestTimeout())
+		// Who takes over may be about to stop as well.
+		ctx, cancel := context.WithTimeout(context.Background(), 2*m.cfg.Tick()*time.Duration(m.cfg.ElectionTicks()))
 		if err := m.node.HandOver(ctx); err != nil {
 			m.log.Warn("no other member took over before this one stopped", "error", err)
 		}

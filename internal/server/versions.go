@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-semver/semver"
@@ -48,19 +46,12 @@ type versions struct {
 	clock    clock.Clock
 	log      *slog.Logger
 
-	wake  chan struct{} // capacity 1
-	level atomic.Pointer[engramLevel]
+	wake chan struct{} // capacity 1
 }
 
 // versionTeller asks a member for its versions: *peer.Client.
 type versionTeller interface {
 	Version(ctx context.Context, urls []string) (peer.Versions, error)
-}
-
-// engramLevel says of which members it is known what they are.
-type engramLevel struct {
-	members []uint64
-	engram  bool // all of them are Engram
 }
 
 // Wake has the versions looked at now: leadership was confirmed, or the members
@@ -98,7 +89,6 @@ func (v *versions) Run(ctx context.Context) {
 func (v *versions) decide(ctx context.Context) error {
 	told := v.askAll(ctx, v.root())
 	root := v.root() // the answers took their time; who came meanwhile has not told anything
-	v.level.Store(levelOf(root, told))
 	return errors.Join(v.decideVersion(ctx, root, told), v.decideLevel(ctx, root, told))
 }
 
@@ -326,29 +316,6 @@ func (v *versions) cancelDowngrade(ctx context.Context) (string, error) {
 		v.Wake()
 	}
 	return minorOf(root.Version()), nil
-}
-
-// AllEngram says that every present member told, since the members last changed,
-// that it is Engram. Only the leader asks, so only it knows.
-func (v *versions) AllEngram() bool {
-	l := v.level.Load()
-	return l != nil && l.engram && slices.Equal(l.members, memberIDs(v.root()))
-}
-
-func levelOf(root *member.Root, told map[uint64]peer.Versions) *engramLevel {
-	l := &engramLevel{members: memberIDs(root), engram: true}
-	for _, id := range l.members {
-		l.engram = l.engram && told[id].Engram != ""
-	}
-	return l
-}
-
-func memberIDs(root *member.Root) []uint64 {
-	var ids []uint64
-	for _, m := range root.List() {
-		ids = append(ids, m.ID)
-	}
-	return ids
 }
 
 // tellVersions is what this member answers to /version.

@@ -125,12 +125,12 @@ func TestVersionsOfACluster(t *testing.T) {
 		t.Errorf("a learner does not answer, and %v was proposed", got)
 	}
 	ask[peerURL(3)] = peer.Versions{Server: "3.7.3", Engram: "0.1.0"}
-	if got := setTo(round(v.decide)); got != "3.6.0" || v.AllEngram() {
+	if got := setTo(round(v.decide)); got != "3.6.0" || c.Root().FeatureLevel() != 0 {
 		t.Errorf("with an older member: %q", got)
 	}
 	ask[peerURL(2)] = peer.Versions{Server: "3.7.3", Engram: "0.1.0"}
-	if got := setTo(round(v.decide)); got != "3.7.0" || !v.AllEngram() {
-		t.Errorf("after its upgrade: %q, all Engram %v", got, v.AllEngram())
+	if got := setTo(round(v.decide)); got != "3.7.0" || c.Root().FeatureLevel() != 1 {
+		t.Errorf("after its upgrade: %q, feature level %d", got, c.Root().FeatureLevel())
 	}
 	if got := tellVersions(c.Root()); got.Cluster != "3.7.0" || got.Storage != "3.7.0" || got.Server != "3.7.3" || got.Engram == "" {
 		t.Errorf("told are %+v", got)
@@ -170,19 +170,6 @@ func TestVersionsOfACluster(t *testing.T) {
 		t.Errorf("after the downgrade was cancelled %v was proposed", got)
 	}
 	v.ask = ask
-	// A member that is added is not known to be anything.
-	ask[peerURL(2)], ask[peerURL(3)] = peer.Versions{Server: "3.7.3", Engram: "0.1.0"}, peer.Versions{Server: "3.7.3", Engram: "0.1.0"}
-	round(v.decide)
-	if !v.AllEngram() {
-		t.Error("all are Engram again")
-	}
-	c.apply(func(b *storage.Batch) error {
-		_, err := c.table.ApplyConfChange(b, member.AddChange(0, member.Member{ID: 4, PeerURLs: []string{peerURL(4)}}))
-		return err
-	})
-	if v.AllEngram() {
-		t.Error("a new member is taken for Engram")
-	}
 }
 
 // TestFeatureLevelOfACluster follows the level with those who come, go, and do not
@@ -304,6 +291,9 @@ func TestVersionsRun(t *testing.T) {
 	c := newFakeCluster(t, "1")
 	proposed := make(chan proto.Message, 1)
 	v := versionsOf(c, nil, proposed)
+	if err := v.decideLevel(t.Context(), c.Root(), map[uint64]peer.Versions{1: {Engram: "0.1.0"}}); err != nil || c.Root().FeatureLevel() == 0 {
+		t.Fatal("the level does not stay as it is below", err)
+	}
 	looked := make(chan bool)
 	v.leads = func() bool { leads := c.Leader() == 1; looked <- leads; return leads }
 	ctx, cancel := context.WithCancel(t.Context())

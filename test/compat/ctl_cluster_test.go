@@ -170,7 +170,7 @@ func TestCtlCluster(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	c := newCluster(t, quick...)
-	check(t, c.Start(ctx, reference(), reference(), reference()))
+	check(t, c.Start(ctx, reference(t), reference(t), reference(t)))
 	all := "--endpoints=" + strings.Join(c.Endpoints(), ",")
 	tools := []string{programs.Etcdctl, ourEtcdctl(t)}
 	var seen [2]strings.Builder
@@ -214,7 +214,7 @@ func TestCtlCluster(t *testing.T) {
 		say(i, "downgrade", "cancel")
 
 		// The cluster lets a member in once all have been connected for some seconds.
-		m, err := c.Add(ctx, reference(), true)
+		m, err := c.Add(ctx, reference(t), true)
 		check(t, err)
 		names = append(names, m.ClientURL, "$client", m.PeerURL, "$peer", m.Name, "$name")
 		check(t, caughtUp(ctx, c, m))

@@ -20,10 +20,12 @@ const (
 // TestMigration takes a cluster of three from etcd to the other program and back, member by member, under write load: no
 // acknowledged write is lost, watchers miss nothing, and requests fail only around the changes of the leader.
 func TestMigration(t *testing.T) {
-	e, o := reference(), other(t)
+	e, o := reference(t), other(t)
 	stages := []cluster.Program{e, o, e}
 	if older(o) {
 		stages = []cluster.Program{o, e} // from a release to the next, and not back
+	} else if older(e) {
+		stages = []cluster.Program{e, o}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), migrationWithin)
 	defer cancel()

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -33,10 +34,15 @@ var quick = []string{"--unsafe-no-fsync"}
 // other is the program in the other seats, chosen by CLUSTER_PROGRAM.
 func other(t *testing.T) cluster.Program {
 	t.Helper()
-	name := cluster.Chosen()
+	return seat(t, cluster.Chosen())
+}
+
+// seat is a program by its name.
+func seat(t *testing.T, name string) cluster.Program {
+	t.Helper()
 	switch name {
 	case "etcd":
-		return cluster.Program{Name: "other", Path: programs.Etcd} // another name, so that it can be told apart
+		return cluster.Program{Name: "other", Path: programs.Etcd} // another name than the reference's, so that it can be told apart
 	case "engram":
 		if programs.Engram == "" {
 			t.Fatal("CLUSTER_PROGRAM=engram with COMPAT_SUBJECT=etcd: there is no engram")
@@ -53,11 +59,21 @@ func other(t *testing.T) cluster.Program {
 // older tells if the other seats hold a release that a cluster of version 3.7 does not let in.
 func older(p cluster.Program) bool { return p.Name == "etcd36" }
 
-func reference() cluster.Program { return cluster.Program{Name: "etcd", Path: programs.Etcd} }
+// referenceVariable names the environment variable that puts another release of etcd into the reference's seats: etcd36.
+const referenceVariable = "CLUSTER_REFERENCE"
+
+// reference is the program in the first seats.
+func reference(t *testing.T) cluster.Program {
+	t.Helper()
+	if name := os.Getenv(referenceVariable); name != "" {
+		return seat(t, name)
+	}
+	return cluster.Program{Name: "etcd", Path: programs.Etcd}
+}
 
 // compositions are the clusters of three that are tried.
 func compositions(t *testing.T) map[string][]cluster.Program {
-	e, o := reference(), other(t)
+	e, o := reference(t), other(t)
 	return map[string][]cluster.Program{"2 etcd, 1 " + o.Name: {e, e, o}, "1 etcd, 2 " + o.Name: {e, o, o}}
 }
 
@@ -106,7 +122,7 @@ func TestMixedOperations(t *testing.T) {
 				seed := rand.Uint64()
 				turn := 0
 				err := random.RunMembers(random.MembersOptions{
-					Seed: seed, Operations: mixedOperations, Methods: methods, Every: mixedEvery, Older: older(programs[2]),
+					Seed: seed, Operations: mixedOperations, Methods: methods, Every: mixedEvery, Older: older(programs[0]) || older(programs[2]),
 					Seats: func() ([]random.Seat, error) { return seats(ctx, c) },
 					Between: func() error {
 						if err := checkpoint(ctx, c); err != nil {
@@ -264,7 +280,7 @@ func report(t *testing.T, ctx context.Context, l *history.Load) history.Report {
 // compaction, meanwhile. With auth, which a learner cannot be asked under, members join as voters, and users come with the snapshot.
 func TestMixedSnapshot(t *testing.T) {
 	o := other(t)
-	for _, pair := range [][2]cluster.Program{{reference(), o}, {o, reference()}} {
+	for _, pair := range [][2]cluster.Program{{reference(t), o}, {o, reference(t)}} {
 		if older(pair[1]) {
 			continue // a cluster of version 3.7 does not let it in
 		}
@@ -423,7 +439,7 @@ func TestMixedLeases(t *testing.T) {
 
 // TestMixedDowngrade asks all members for a downgrade: they answer alike, and all know of one that is on.
 func TestMixedDowngrade(t *testing.T) {
-	if older(other(t)) {
+	if older(other(t)) || older(reference(t)) {
 		t.Skip("such a cluster has the older version already")
 	}
 	for name, programs := range compositions(t) {
