@@ -166,18 +166,32 @@ func discover(ctx context.Context, domain, name string, insecure bool) ([]string
 	return nil, fmt.Errorf("dns lookup errors: %s", strings.Join(texts, " and "))
 }
 
-// askPassword reads a line, without echo where the input is a terminal.
+// errNoSecret says that the input ended before a password was read.
+var errNoSecret = errors.New("no password on standard input")
+
+// askPassword reads the password of --user.
 func (t *tool) askPassword() (string, error) {
-	fmt.Fprint(t.stdout, "Password: ")
-	if f, ok := t.stdin.(*os.File); ok && isTerminal(f) {
-		defer func() { fmt.Fprintln(t.stdout) }()
+	password, err := t.readSecret("Password: ")
+	if err != nil {
+		return "", exit(exitConnection, fmt.Errorf("%w for --user: use --user name:password, or --password", err))
+	}
+	return password, nil
+}
+
+// readSecret reads a line, without echo where the input is a terminal and something is asked.
+func (t *tool) readSecret(prompt string) (string, error) {
+	fmt.Fprint(t.stdout, prompt)
+	if prompt != "" {
+		defer func() { fmt.Fprintln(t.stdout) }() // nobody's Enter was echoed
+	}
+	if f, ok := t.stdin.(*os.File); ok && prompt != "" && isTerminal(f) {
 		if stty(f, "-echo") == nil {
 			defer func() { _ = stty(f, "echo") }() // nothing can be done about a terminal that will not echo again
 		}
 	}
 	line, err := t.in.ReadString('\n')
 	if err != nil && line == "" {
-		return "", exit(exitConnection, errors.New("no password on standard input for --user: use --user name:password, or --password"))
+		return "", errNoSecret
 	}
 	return strings.TrimRight(line, "\r\n"), nil
 }

@@ -147,6 +147,7 @@ const (
 	groupKV          = "kv"
 	groupMaintenance = "maintenance"
 	groupConcurrency = "concurrency"
+	groupAuth        = "auth"
 	groupUtility     = "utility"
 )
 
@@ -171,6 +172,7 @@ func (t *tool) root() *cobra.Command {
 		&cobra.Group{ID: groupKV, Title: "Key-value commands"},
 		&cobra.Group{ID: groupMaintenance, Title: "Cluster maintenance commands"},
 		&cobra.Group{ID: groupConcurrency, Title: "Concurrency commands"},
+		&cobra.Group{ID: groupAuth, Title: "Authentication commands"},
 		&cobra.Group{ID: groupUtility, Title: "Utility commands"},
 	)
 	root.SetHelpCommandGroupID(groupUtility)
@@ -180,6 +182,7 @@ func (t *tool) root() *cobra.Command {
 		groupMaintenance: {t.memberCommand(), t.endpointCommand(), t.alarmCommand(), t.defragCommand(), t.moveLeaderCommand(),
 			t.downgradeCommand()},
 		groupConcurrency: {t.lockCommand(), t.electCommand()},
+		groupAuth:        {t.authCommand(), t.userCommand(), t.roleCommand()},
 		groupUtility:     {t.versionCommand(), t.optionsCommand(), t.completionCommand()},
 	} {
 		for _, c := range commands {

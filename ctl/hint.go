@@ -91,8 +91,7 @@ func (t *tool) connectionHint(err error) string {
 
 // later are the groups of etcdctl that this version has not.
 var later = map[string]string{
-	"snapshot": "snapshots", "user": "authentication", "role": "authentication", "auth": "authentication",
-	"make-mirror": "mirroring", "check": "load checks",
+	"snapshot": "snapshots", "make-mirror": "mirroring", "check": "load checks",
 }
 
 // laterHint says that a command is etcdctl's and not here yet, "" if it is

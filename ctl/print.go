@@ -40,6 +40,8 @@ type printer interface {
 	health(all []endpointHealth, errors io.Writer) error
 	statuses([]endpointStatus) error
 	hashes([]endpointHashKV) error
+
+	authPrinter
 }
 
 func newPrinter(format string, out *bufio.Writer, hex bool) (printer, error) {

@@ -31,6 +31,9 @@ var (
 	ErrOldRevision = errors.New("auth: revision in header is old")
 	// ErrInvalidToken says that a token is unknown or no longer good.
 	ErrInvalidToken = errors.New("auth: invalid auth token")
+	// ErrTokenAhead says that a token is unknown, but may be made by an entry that
+	// is not applied here yet.
+	ErrTokenAhead = errors.New("auth: token of an entry that is not applied yet")
 	// ErrBadHash says that a hashed password is not base64.
 	ErrBadHash = errors.New("auth: hashed password is not base64")
 )

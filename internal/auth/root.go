@@ -39,6 +39,21 @@ func (r *Root) Revision() uint64 { return r.revision }
 // changes it.
 func (r *Root) User(name string) *authpb.User { return r.users[name] }
 
+// Password returns the hash that a user's password must match. It fails with
+// ErrNotEnabled, ErrFailed or ErrNoPassword.
+func (r *Root) Password(name string) ([]byte, error) {
+	u := r.users[name]
+	switch {
+	case !r.enabled:
+		return nil, fmt.Errorf("authenticate user %q: %w", name, ErrNotEnabled)
+	case u == nil:
+		return nil, fmt.Errorf("authenticate user %q, who does not exist: %w", name, ErrFailed)
+	case u.GetOptions().GetNoPassword():
+		return nil, fmt.Errorf("authenticate user %q: %w", name, ErrNoPassword)
+	}
+	return u.GetPassword(), nil
+}
+
 // UserRoles returns the roles of a user, in order. It fails with
 // ErrUserNotFound.
 func (r *Root) UserRoles(name string) ([]string, error) {

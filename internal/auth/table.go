@@ -1,7 +1,8 @@
 // Package auth is the replicated table of users, roles and permissions.
 //
-// It says who may do what, not who is asking: tokens and passwords are checked
-// at the edge. Table is the writer's handle, Root what readers get. Invariants:
+// It says who may do what. Who is asking the edge finds out, from the Tokens of
+// this member and the passwords' hashes in a Root. Table is the writer's handle,
+// Root what readers get. Invariants:
 //
 //	U1: a change that succeeds adds one to the auth revision; what fails, or
 //	    changes nothing, does not. Enabling auth is no change in this sense.
@@ -20,7 +21,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 
 	"go.etcd.io/etcd/api/v3/authpb"
@@ -150,12 +150,13 @@ func (t *Table) UserAdd(b *storage.Batch, r *pb.AuthUserAddRequest) error {
 }
 
 // storedPassword is what a user's record holds of a password that a command
-// brings. The plain one is only there in commands of etcd before 3.5.
+// brings. The plain one is only there in commands of etcd before 3.5. With
+// neither, as etcd proposes a change to the empty password, no password is right.
 func storedPassword(u *authpb.User, hashed, plain string) ([]byte, error) {
 	if u.GetOptions().GetNoPassword() {
 		return nil, nil
 	}
-	if hashed == "" {
+	if hashed == "" && plain != "" {
 		hash, err := bcrypt.GenerateFromPassword([]byte(plain), bcrypt.DefaultCost)
 		if err != nil {
 			return nil, fmt.Errorf("password of %d bytes: %w: %w", len(plain), ErrFailed, err)
@@ -342,26 +343,13 @@ func (t *Table) RoleRevokePermission(b *storage.Batch, r *pb.AuthRoleRevokePermi
 // proposed. Without a prefix no simple token is meant and none is returned. It
 // fails with ErrNotEnabled, ErrFailed or ErrNoPassword.
 func (t *Table) Authenticate(r *pb.InternalAuthenticateRequest, index uint64) (token string, err error) {
-	if !t.root.enabled {
-		return "", fmt.Errorf("authenticate user %q: %w", r.GetName(), ErrNotEnabled)
-	}
-	u := t.root.users[r.GetName()]
-	if u == nil {
-		return "", fmt.Errorf("authenticate user %q, who does not exist: %w", r.GetName(), ErrFailed)
-	}
-	if u.GetOptions().GetNoPassword() {
-		return "", fmt.Errorf("authenticate user %q: %w", r.GetName(), ErrNoPassword)
+	if _, err := t.root.Password(r.GetName()); err != nil {
+		return "", err
 	}
 	if r.GetSimpleToken() == "" {
 		return "", nil
 	}
 	return SimpleToken(r.GetSimpleToken(), index), nil
-}
-
-// SimpleToken is the token that the Authenticate entry at index makes of the
-// prefix it carries: etcd numbers it by the index applied before.
-func SimpleToken(prefix string, index uint64) string {
-	return prefix + "." + strconv.FormatUint(index-1, 10)
 }
 
 func (t *Table) cloneUser(name string) (*authpb.User, error) {

@@ -212,6 +212,13 @@ func TestPlainPassword(t *testing.T) {
 	if err := bcrypt.CompareHashAndPassword(table.Root().User("bob").GetPassword(), []byte("other")); err != nil {
 		t.Error(err)
 	}
+	// Without a hash and a password, as of a change to the empty one, none is right.
+	if err := table.UserChangePassword(b, &pb.AuthUserChangePasswordRequest{Name: "bob"}); err != nil {
+		t.Fatal(err)
+	}
+	if hash := table.Root().User("bob").GetPassword(); len(hash) != 0 {
+		t.Errorf("the empty password is kept as %q", hash)
+	}
 	before := table.Root()
 	if err := table.UserAdd(b, &pb.AuthUserAddRequest{Name: "eve", Password: strings.Repeat("x", 100)}); !errors.Is(err, ErrFailed) {
 		t.Errorf("password of 100 bytes: %v", err)

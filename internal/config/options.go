@@ -149,9 +149,9 @@ var table = []group{
 		{flag: "tls-max-version", help: "highest TLS version", value: str(func(c *Config) *string { return &c.TLSMax })},
 		{flag: "cors", def: "*", help: "origins allowed to call over HTTP", value: func(c *Config) value { return list{&c.CORS} }},
 		{flag: "host-whitelist", def: "*", help: "hosts allowed in plain HTTP requests", value: func(c *Config) value { return list{&c.HostWhitelist} }},
-		{flag: "auth-token", def: "simple", help: "simple, or jwt with options (not built yet)", value: str(func(c *Config) *string { return &c.AuthToken })},
-		{flag: "auth-token-ttl", def: "300", support: noEffect, help: "seconds that a simple token lives", value: func(c *Config) value { return number[uint]{&c.AuthTokenTTL} }},
-		{flag: "bcrypt-cost", def: "10", support: noEffect, help: "cost of password hashes, 4 to 31", value: func(c *Config) value { return number[uint]{&c.BcryptCost} }},
+		{flag: "auth-token", def: "simple", help: "simple; jwt with options is not supported yet", value: str(func(c *Config) *string { return &c.AuthToken })},
+		{flag: "auth-token-ttl", def: "300", help: "seconds that a simple token lives without being used; 0 is 300", value: func(c *Config) value { return number[uint]{&c.AuthTokenTTL} }},
+		{flag: "bcrypt-cost", def: "10", help: "cost of password hashes, 4 to 31; 10 if it is another", value: func(c *Config) value { return number[uint]{&c.BcryptCost} }},
 	}},
 	{"Observation", []option{
 		{flag: "logger", def: "zap", support: noEffect, help: "zap; Engram writes lines of the same form", value: str(func(c *Config) *string { return &c.Logger })},

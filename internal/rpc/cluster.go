@@ -40,7 +40,7 @@ func (c *clusterService) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) 
 	if err != nil {
 		return nil, err
 	}
-	if _, err := c.s.identifyAdmin(callFrom(ctx)); err != nil {
+	if _, err := c.s.admin(ctx); err != nil {
 		return nil, err
 	}
 	added, members, err := c.s.o.Cluster.AddMember(ctx, urls, r.IsLearner)
@@ -67,8 +67,8 @@ func newPeerURLs(given []string) ([]string, error) {
 
 // mayChange checks that the caller is an administrator and that a member may have
 // the ID: 0 is nobody's, and stands for a refused change in raft.
-func (c *clusterService) mayChange(call *Call, id uint64) error {
-	if _, err := c.s.identifyAdmin(call); err != nil {
+func (c *clusterService) mayChange(ctx context.Context, id uint64) error {
+	if _, err := c.s.admin(ctx); err != nil {
 		return err
 	}
 	if id == 0 {
@@ -78,7 +78,7 @@ func (c *clusterService) mayChange(call *Call, id uint64) error {
 }
 
 func (c *clusterService) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (*pb.MemberRemoveResponse, error) {
-	if err := c.mayChange(callFrom(ctx), r.ID); err != nil {
+	if err := c.mayChange(ctx, r.ID); err != nil {
 		return nil, err
 	}
 	members, err := c.s.o.Cluster.RemoveMember(ctx, r.ID)
@@ -91,7 +91,7 @@ func (c *clusterService) MemberRemove(ctx context.Context, r *pb.MemberRemoveReq
 // MemberUpdate refuses URLs that are none, which etcd takes: every member of a
 // real cluster that applied such a change would stop, and again at each start.
 func (c *clusterService) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequest) (*pb.MemberUpdateResponse, error) {
-	if err := c.mayChange(callFrom(ctx), r.ID); err != nil {
+	if err := c.mayChange(ctx, r.ID); err != nil {
 		return nil, err
 	}
 	if err := member.CheckPeerURLs(r.PeerURLs); err != nil {
@@ -105,11 +105,10 @@ func (c *clusterService) MemberUpdate(ctx context.Context, r *pb.MemberUpdateReq
 }
 
 func (c *clusterService) MemberPromote(ctx context.Context, r *pb.MemberPromoteRequest) (*pb.MemberPromoteResponse, error) {
-	call := callFrom(ctx)
-	if err := c.mayChange(call, r.ID); err != nil {
+	if err := c.mayChange(ctx, r.ID); err != nil {
 		return nil, err
 	}
-	members, err := c.s.o.Cluster.PromoteMember(ctx, r.ID, call.Metadata.token())
+	members, err := c.s.o.Cluster.PromoteMember(ctx, r.ID, callFrom(ctx).Metadata.token())
 	if err != nil {
 		return nil, err
 	}

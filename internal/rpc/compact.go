@@ -20,11 +20,22 @@ func (s *Server) compact(call *Call, raw []byte, reply func(raw []byte, err erro
 		q.refuse(err)
 		return
 	}
-	who, err := s.identifyAdmin(call)
-	if err != nil {
-		q.done(nil, err)
-		return
-	}
+	s.withCaller(call, func(who Identity, err error) {
+		if err == nil {
+			err = s.mayAdminister(who)
+		}
+		if err != nil {
+			q.done(nil, err)
+			return
+		}
+		q.compact(who, body, &r)
+	})
+}
+
+// compact proposes a compaction. A physical one is answered when what it deletes
+// is gone.
+func (q *request) compact(who Identity, body []byte, r *command.CompactionRequest) {
+	s, call := q.s, q.call
 	if r.Physical && !s.answers.reserve() {
 		q.done(nil, errTooManyRequests)
 		return
@@ -57,17 +68,6 @@ func (s *Server) compact(call *Call, raw []byte, reply func(raw []byte, err erro
 			q.done(answer, err)
 		}()
 	})
-}
-
-// identifyAdmin learns who calls and checks for the root role.
-func (s *Server) identifyAdmin(call *Call) (Identity, error) {
-	who, err := s.identify(call)
-	if err != nil {
-		return Identity{}, err
-	}
-	v := s.o.Views.View()
-	defer v.Release()
-	return who, v.MayAdminister(who)
 }
 
 // encodeHeaderOnly returns a response that has nothing but a header.

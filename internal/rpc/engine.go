@@ -76,8 +76,13 @@ type Identity struct {
 type Auth interface {
 	Enabled() bool
 	Revision() uint64
-	// Identify resolves a token, or returns a sentinel of package auth.
+	// Identify resolves a token, or returns a sentinel of package auth. With
+	// auth.ErrTokenAhead the token may be known once this member has applied what
+	// is committed.
 	Identify(token string) (Identity, error)
+	// Password returns the hash of a user's password, and the auth revision as of
+	// which it is that, or a sentinel of package auth.
+	Password(name string) (hash []byte, revision uint64, err error)
 	// ClientCerts says that the common name of a client's certificate names
 	// the user when there is no token.
 	ClientCerts() bool

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/mvcc"
 	"github.com/engram-kv/engram/internal/state"
 	"github.com/engram-kv/engram/internal/storage"
@@ -46,8 +48,11 @@ type engine struct {
 	capable  atomic.Bool
 	quota    atomic.Int64 // cost of what is admitted at most; 0 means any
 	readHold atomic.Pointer[chan struct{}]
+	asking   chan struct{}                 // capacity 1: a round of reading is held
 	hold     atomic.Pointer[chan struct{}] // proposals wait for it
 	authOn   atomic.Bool
+	caughtUp atomic.Bool // there was a round of reading
+	tokens   *auth.Tokens
 
 	clusterErr atomic.Pointer[error]  // what changes of the cluster fail with
 	asked      atomic.Pointer[string] // the change that the cluster was asked for last
@@ -93,11 +98,12 @@ func newEngine(t testing.TB, values int64) *engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine, err := state.Open(state.Options{Storage: store, MinLeaseTTL: 2, MVCC: mvcc.Options{ValueBudgetBytes: values}})
+	tokens := auth.NewTokens(0, time.Now)
+	machine, err := state.Open(state.Options{Storage: store, MinLeaseTTL: 2, Tokens: tokens, MVCC: mvcc.Options{ValueBudgetBytes: values}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &engine{machine: machine, store: store, queue: make(chan Proposal, 1024)}
+	e := &engine{machine: machine, store: store, tokens: tokens, asking: make(chan struct{}, 1), queue: make(chan Proposal, 1024)}
 	e.leader.Store(testMember)
 	e.capable.Store(true)
 	e.ids.Store(1 << 48)
@@ -136,12 +142,18 @@ func (e *engine) Propose(p Proposal) error {
 
 func (e *engine) ReadIndex(_ time.Time, done func(error)) {
 	if hold := e.readHold.Load(); hold != nil {
+		select {
+		case e.asking <- struct{}{}:
+		default:
+		}
 		go func() {
 			<-*hold
+			e.caughtUp.Store(true)
 			done(nil)
 		}()
 		return
 	}
+	e.caughtUp.Store(true)
 	done(nil)
 }
 
@@ -151,13 +163,40 @@ func (e *engine) Committed() uint64 { return e.Applied() }
 func (e *engine) Applied() uint64   { i, _ := e.machine.Applied(); return i }
 func (e *engine) Term() uint64      { _, term := e.machine.Applied(); return term }
 func (e *engine) View() View        { return engineView{e.machine.View(), e} }
-func (e *engine) Enabled() bool     { return e.authOn.Load() }
-func (e *engine) Revision() uint64  { return 1 }
 func (e *engine) ClientCerts() bool { return false }
 
-// Identify takes the token for the name.
+// Enabled is whether auth is on, in the tables or because a test says so.
+func (e *engine) Enabled() bool { return e.authOn.Load() || e.root().Enabled() }
+
+func (e *engine) Revision() uint64 { return e.root().Revision() }
+
+func (e *engine) root() *auth.Root {
+	root, _, _ := e.machine.Tables()
+	return root
+}
+
+// Identify takes the token for the name, unless auth is on in the tables. The
+// token "ahead of x" is that of x as the next round of reading brings it.
 func (e *engine) Identify(token string) (Identity, error) {
-	return Identity{User: token, AuthRevision: 1}, nil
+	if name, ok := strings.CutPrefix(token, "ahead of "); ok {
+		if !e.caughtUp.Load() {
+			return Identity{}, auth.ErrTokenAhead
+		}
+		token = name
+	}
+	if e.root().Enabled() {
+		user, ok := e.tokens.User(token)
+		if !ok {
+			return Identity{}, auth.ErrInvalidToken
+		}
+		token = user
+	}
+	return Identity{User: token, AuthRevision: e.Revision()}, nil
+}
+
+func (e *engine) Password(name string) ([]byte, uint64, error) {
+	hash, err := e.root().Password(name)
+	return hash, e.Revision(), err
 }
 
 func (e *engine) Admit(cost int64) error {

@@ -92,6 +92,7 @@ var wireErrors = []struct{ ours, wire error }{
 	{auth.ErrInvalidManagement, rpctypes.ErrGRPCInvalidAuthMgmt},
 	{auth.ErrOldRevision, rpctypes.ErrGRPCAuthOldRevision},
 	{auth.ErrInvalidToken, rpctypes.ErrGRPCInvalidAuthToken},
+	{auth.ErrTokenAhead, rpctypes.ErrGRPCInvalidAuthToken},
 
 	{consensus.ErrStopped, rpctypes.ErrGRPCStopped},
 	{consensus.ErrTooManyRequests, errTooManyRequests},

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"errors"
 	"sync"
 	"time"
 
@@ -9,6 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/engram-kv/engram/internal/auth"
 )
 
 // Field numbers of LeaseKeepAliveRequest and LeaseKeepAliveResponse.
@@ -55,17 +58,31 @@ func (k *keepAliveStream) Message(raw []byte) error {
 		return nil
 	}
 	who, err := k.s.identify(k.call)
-	if err != nil {
+	switch {
+	case err == nil:
+		k.renew(who, id)
+	case errors.Is(err, auth.ErrTokenAhead):
+		k.s.identifyLater(k.call, func(who Identity, err error) {
+			if err != nil {
+				k.out.End(err)
+				return
+			}
+			k.renew(who, id)
+		})
+	default:
 		k.out.End(err)
-		return nil
 	}
+	return nil
+}
+
+// renew begins the renewal in hand.
+func (k *keepAliveStream) renew(who Identity, id int64) {
 	// The header is older than the renewal, so that whoever reads at its revision
 	// sees nothing that the renewal outlived.
 	v := k.s.o.Views.View()
 	k.id, k.header = id, k.s.header(v.KV().Revision())
 	v.Release()
 	k.s.o.Leases.Renew(k.call.Context(), who, id, k.renewed)
-	return nil
 }
 
 // answer queues what became of the renewal in hand.

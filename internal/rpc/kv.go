@@ -1,8 +1,10 @@
 package rpc
 
 import (
+	"errors"
 	"time"
 
+	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/command"
 	"github.com/engram-kv/engram/internal/state"
 )
@@ -143,12 +145,25 @@ func neverSlow(View) bool { return false }
 // answers with what plan says is to be read from it. A plan that is slow, since
 // it may read the disk or many keys, is made by a worker.
 func (q *request) read(serializable bool, slow func(View) bool, plan planner) {
-	s := q.s
-	who, err := s.identify(q.call)
-	if err != nil {
+	who, err := q.s.identify(q.call)
+	switch {
+	case err == nil:
+		q.readAs(who, serializable, slow, plan)
+	case errors.Is(err, auth.ErrTokenAhead):
+		q.s.identifyLater(q.call, func(who Identity, err error) {
+			if err != nil {
+				q.done(nil, err)
+				return
+			}
+			q.readAs(who, serializable, slow, plan)
+		})
+	default:
 		q.done(nil, err)
-		return
 	}
+}
+
+func (q *request) readAs(who Identity, serializable bool, slow func(View) bool, plan planner) {
+	s := q.s
 	confirmed := func(err error) {
 		if err != nil {
 			q.done(nil, err)

@@ -21,7 +21,7 @@ func (l *leaseService) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) 
 	if err := s.o.Quota.Admit(state.Cost(&command.Command{Kind: command.KindLeaseGrant})); err != nil {
 		return nil, err
 	}
-	who, err := s.identify(callFrom(ctx))
+	who, err := s.user(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func (l *leaseService) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) 
 func (l *leaseService) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (_ *pb.LeaseRevokeResponse, err error) {
 	s, began := l.s, l.s.o.Clock.Now()
 	defer func() { s.metrics.request(requestLeaseRevoke, err, s.o.Clock.Now().Sub(began)) }()
-	who, err := s.identify(callFrom(ctx))
+	who, err := s.user(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -58,7 +58,7 @@ func (m *maintenanceService) Alarm(ctx context.Context, r *pb.AlarmRequest) (_ *
 	if r.Action == pb.AlarmRequest_GET {
 		return m.listAlarms(ctx, r.Alarm)
 	}
-	who, err := s.identifyAdmin(callFrom(ctx))
+	who, err := s.admin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (m *maintenanceService) listAlarms(ctx context.Context, kind pb.AlarmType) 
 // Defragment starts to give space back. Unlike etcd's it stops nothing, and
 // does not wait.
 func (m *maintenanceService) Defragment(ctx context.Context, _ *pb.DefragmentRequest) (*pb.DefragmentResponse, error) {
-	if _, err := m.s.identifyAdmin(callFrom(ctx)); err != nil {
+	if _, err := m.s.admin(ctx); err != nil {
 		return nil, err
 	}
 	if err := m.s.o.Maintenance.Reclaim(); err != nil {
@@ -105,7 +105,7 @@ func (m *maintenanceService) Defragment(ctx context.Context, _ *pb.DefragmentReq
 }
 
 func (m *maintenanceService) Hash(ctx context.Context, _ *pb.HashRequest) (*pb.HashResponse, error) {
-	if _, err := m.s.identifyAdmin(callFrom(ctx)); err != nil {
+	if _, err := m.s.admin(ctx); err != nil {
 		return nil, err
 	}
 	hash, revision, err := m.s.o.Maintenance.Hash(ctx)
@@ -116,7 +116,7 @@ func (m *maintenanceService) Hash(ctx context.Context, _ *pb.HashRequest) (*pb.H
 }
 
 func (m *maintenanceService) HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVResponse, error) {
-	if _, err := m.s.identifyAdmin(callFrom(ctx)); err != nil {
+	if _, err := m.s.admin(ctx); err != nil {
 		return nil, err
 	}
 	h, err := m.s.o.Maintenance.HashKV(ctx, r.Revision)
@@ -131,7 +131,7 @@ func (m *maintenanceService) HashKV(ctx context.Context, r *pb.HashKVRequest) (*
 
 // MoveLeader has another voter lead. Only the leader itself can.
 func (m *maintenanceService) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
-	if _, err := m.s.identifyAdmin(callFrom(ctx)); err != nil {
+	if _, err := m.s.admin(ctx); err != nil {
 		return nil, err
 	}
 	if err := m.s.o.Cluster.MoveLeader(ctx, r.GetTargetID()); err != nil {
@@ -142,7 +142,7 @@ func (m *maintenanceService) MoveLeader(ctx context.Context, r *pb.MoveLeaderReq
 
 // Downgrade checks, begins or ends a downgrade. To end none succeeds, as in etcd.
 func (m *maintenanceService) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.DowngradeResponse, error) {
-	if _, err := m.s.identifyAdmin(callFrom(ctx)); err != nil {
+	if _, err := m.s.admin(ctx); err != nil {
 		return nil, err
 	}
 	switch r.Action {

@@ -7,6 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
+
+	"github.com/engram-kv/engram/internal/command"
 )
 
 // maxClientVersions bounds the series that clients can make by what they send.
@@ -69,12 +71,38 @@ const (
 	requestLeaseGrant
 	requestLeaseRevoke
 	requestAlarm
+	// From here on they are package command's, in its order.
+	requestAuthEnable
+	requestAuthDisable
+	requestAuthenticate
+	requestAuthStatus
+	requestAuthUserAdd
+	requestAuthUserDelete
+	requestAuthUserGet
+	requestAuthUserChangePassword
+	requestAuthUserGrantRole
+	requestAuthUserRevokeRole
+	requestAuthUserList
+	requestAuthRoleList
+	requestAuthRoleAdd
+	requestAuthRoleDelete
+	requestAuthRoleGet
+	requestAuthRoleGrantPermission
+	requestAuthRoleRevokePermission
 	requestKinds
 )
+
+// requestOf returns the type of a request of the auth service.
+func requestOf(kind command.Kind) requestKind {
+	return requestAuthEnable + requestKind(kind-command.KindAuthEnable)
+}
 
 var requestNames = [requestKinds]string{
 	"Range", "RangeStream", "Put", "DeleteRange", "Txn", "ReadonlyTxn",
 	"Compaction", "LeaseGrant", "LeaseRevoke", "Alarm",
+	"AuthEnable", "AuthDisable", "Authenticate", "AuthStatus",
+	"AuthUserAdd", "AuthUserDelete", "AuthUserGet", "AuthUserChangePassword", "AuthUserGrantRole", "AuthUserRevokeRole", "AuthUserList",
+	"AuthRoleList", "AuthRoleAdd", "AuthRoleDelete", "AuthRoleGet", "AuthRoleGrantPermission", "AuthRoleRevokePermission",
 }
 
 // methodMetrics are the series of one method.

@@ -58,7 +58,7 @@ func checkStreamable(r *command.RangeRequest) error {
 }
 
 func (s *Server) streamRange(call *Call, r *command.RangeRequest, send Send) error {
-	who, err := s.identify(call)
+	who, err := s.caller(call)
 	if err != nil {
 		return err
 	}

@@ -24,9 +24,11 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"golang.org/x/crypto/bcrypt"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/clock"
 	"github.com/engram-kv/engram/internal/command"
 	"github.com/engram-kv/engram/internal/state"
@@ -55,6 +57,8 @@ type Options struct {
 	MaxTxnOps int
 	// RequestTimeout bounds proposals and read rounds; default 7 s.
 	RequestTimeout time.Duration
+	// BcryptCost is that of the hashes of passwords; default 10.
+	BcryptCost int
 	// SlowCall is the time after which a finished unary call is logged; 0 is
 	// never.
 	SlowCall time.Duration
@@ -95,6 +99,7 @@ func (o *Options) setDefaults() {
 	o.MaxTxnOps = orDefault(o.MaxTxnOps, 128)
 	o.RequestTimeout = orDefault(o.RequestTimeout, 7*time.Second)
 	o.ElectionTimeout = orDefault(o.ElectionTimeout, time.Second)
+	o.BcryptCost = orDefault(o.BcryptCost, bcrypt.DefaultCost)
 	o.ResponseBytes = orDefault(o.ResponseBytes, 256<<20)
 	o.InlineBytes = orDefault(o.InlineBytes, 64<<10)
 	o.Workers = orDefault(o.Workers, max(4, 2*runtime.GOMAXPROCS(0)))
@@ -137,6 +142,7 @@ type Server struct {
 	streams *outboxBudget
 	senders map[string]SenderHandler
 	slow    *slowCalls
+	hasher  *hasher
 }
 
 // New returns the services; Close ends their goroutines.
@@ -152,6 +158,7 @@ func New(o Options) *Server {
 		unread:  newUnread(o.StreamStall),
 		streams: newOutboxBudget(o.StreamsBytes, o.StreamStall, o.Clock.Now),
 		slow:    &slowCalls{},
+		hasher:  newHasher(o.BcryptCost),
 	}
 	s.room.scarce = s.unread.sweep
 	s.senders = map[string]SenderHandler{
@@ -214,7 +221,8 @@ func (s *Server) admit(md Metadata, kind string, learnerServes bool) error {
 	return nil
 }
 
-// identify learns who calls. While auth is off it does not look.
+// identify learns who calls. While auth is off it does not look. Who gets
+// auth.ErrTokenAhead goes on with identifyLater.
 func (s *Server) identify(call *Call) (Identity, error) {
 	if !s.o.Auth.Enabled() {
 		return Identity{}, nil
@@ -228,15 +236,48 @@ func (s *Server) identify(call *Call) (Identity, error) {
 	return Identity{}, nil
 }
 
+// identifyLater learns who calls when the token may be of an entry that is not
+// applied here yet, as when another member has issued it a moment ago. It calls
+// done from any goroutine, after a round of reading: what no committed entry has
+// issued by then was never issued.
+func (s *Server) identifyLater(call *Call, done func(Identity, error)) {
+	s.o.Consensus.ReadIndex(call.deadline(s.o.Clock.Now(), s.o.RequestTimeout), func(err error) {
+		if err != nil {
+			done(Identity{}, err)
+			return
+		}
+		done(s.identify(call))
+	})
+}
+
+// withCaller calls done with who calls, at once unless that takes identifyLater.
+func (s *Server) withCaller(call *Call, done func(Identity, error)) {
+	who, err := s.identify(call)
+	if errors.Is(err, auth.ErrTokenAhead) {
+		s.identifyLater(call, done)
+		return
+	}
+	done(who, err)
+}
+
 // propose puts a request of a kind into the log on behalf of the caller and
 // calls done with what became of it. Body came out of command.Normalize.
 func (s *Server) propose(call *Call, kind command.Kind, body []byte, done func(*state.Reply, error)) {
 	who, err := s.identify(call)
-	if err != nil {
+	switch {
+	case err == nil:
+		s.proposeAs(call, who, kind, body, done)
+	case errors.Is(err, auth.ErrTokenAhead):
+		s.identifyLater(call, func(who Identity, err error) {
+			if err != nil {
+				done(nil, err)
+				return
+			}
+			s.proposeAs(call, who, kind, body, done)
+		})
+	default:
 		done(nil, err)
-		return
 	}
-	s.proposeAs(call, who, kind, body, done)
 }
 
 func (s *Server) proposeAs(call *Call, who Identity, kind command.Kind, body []byte, done func(*state.Reply, error)) {

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -9,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/command"
 	"github.com/engram-kv/engram/internal/state"
 )
@@ -34,13 +36,12 @@ func callFrom(ctx context.Context) *Call {
 // or by service, and what to say about them.
 var unserved = map[string]string{
 	"/etcdserverpb.Maintenance/Snapshot": "backups are not served",
-	"/etcdserverpb.Auth/":                "users and roles are not served",
 }
 
 // refuseUnserved returns the error for a method that this server does not have.
 func refuseUnserved(service, method string) error {
 	why, ok := unserved["/"+service+"/"+method]
-	if !ok && method != "AuthStatus" {
+	if !ok {
 		why, ok = unserved["/"+service+"/"]
 	}
 	if !ok {
@@ -97,9 +98,44 @@ func (s *Server) do(ctx context.Context, who Identity, kind command.Kind, m prot
 	return r.reply, r.err
 }
 
+// caller learns who calls, and may block until that is known.
+func (s *Server) caller(call *Call) (Identity, error) {
+	who, err := s.identify(call)
+	if !errors.Is(err, auth.ErrTokenAhead) {
+		return who, err
+	}
+	type result struct {
+		who Identity
+		err error
+	}
+	got := make(chan result, 1)
+	s.identifyLater(call, func(who Identity, err error) { got <- result{who, err} })
+	select {
+	case r := <-got:
+		return r.who, r.err
+	case <-call.Context().Done():
+		return Identity{}, call.Context().Err()
+	}
+}
+
+// admin learns who calls, as caller does, and checks for the root role.
+func (s *Server) admin(ctx context.Context) (Identity, error) {
+	who, err := s.caller(callFrom(ctx))
+	if err != nil {
+		return Identity{}, err
+	}
+	return who, s.mayAdminister(who)
+}
+
+func (s *Server) mayAdminister(who Identity) error {
+	v := s.o.Views.View()
+	defer v.Release()
+	return v.MayAdminister(who)
+}
+
 // user learns who calls and checks that, while auth is on, it is somebody.
 func (s *Server) user(ctx context.Context) (Identity, error) {
-	who, err := s.identify(callFrom(ctx))
+	who, err := s.caller(callFrom(ctx))
 	if err != nil {
 		return Identity{}, err
 	}

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/watch"
 )
 
@@ -54,8 +56,31 @@ func (w *watchStream) Message(raw []byte) error {
 	return nil // of a later version; etcd ignores it too
 }
 
+// create creates a watcher. While the caller is not known yet no other request is
+// read.
 func (w *watchStream) create(c *etcdserverpb.WatchCreateRequest) error {
-	if err := w.mayWatch(c.GetKey(), c.GetRangeEnd()); err != nil {
+	who, err := w.s.identify(w.call)
+	if !errors.Is(err, auth.ErrTokenAhead) {
+		return w.createAs(who, err, c)
+	}
+	w.out.Hold()
+	w.s.identifyLater(w.call, func(who Identity, err error) {
+		if err := w.createAs(who, err, c); err != nil {
+			w.out.End(err)
+			return
+		}
+		w.out.Resume()
+	})
+	return nil
+}
+
+// createAs creates a watcher for a caller, or refuses it for an error in learning
+// who calls.
+func (w *watchStream) createAs(who Identity, err error, c *etcdserverpb.WatchCreateRequest) error {
+	if err == nil {
+		err = w.mayWatch(who, c.GetKey(), c.GetRangeEnd())
+	}
+	if err != nil {
 		return wireWatchError(w.stream.Refuse(WireError(err).Error()))
 	}
 	r := watch.Request{
@@ -76,11 +101,7 @@ func (w *watchStream) create(c *etcdserverpb.WatchCreateRequest) error {
 
 // mayWatch checks that the caller may read a range. As in etcd it is checked
 // once, when the watcher is created.
-func (w *watchStream) mayWatch(key, end []byte) error {
-	who, err := w.s.identify(w.call)
-	if err != nil {
-		return err
-	}
+func (w *watchStream) mayWatch(who Identity, key, end []byte) error {
 	if len(key) == 0 {
 		key = []byte{0}
 	}

@@ -266,3 +266,44 @@ func TestSnapshotToNewMember(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestForceNewCluster makes one survivor of three a cluster of its own, which then grows again.
+func TestForceNewCluster(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	var members []*clusterMember
+	for i := range 3 {
+		members = append(members, newClusterMember(t, fmt.Sprintf("m%d", i)))
+	}
+	for _, m := range members {
+		m.start(members, "new")
+	}
+	cli := dialMembers(t, members[0])
+	if _, err := cli.Put(ctx, "kept", "v"); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range members {
+		m.close()
+	}
+	survivor := members[0]
+	survivor.start(members, "new", "--force-new-cluster")
+	if _, err := cli.Put(ctx, "alone", "v"); err != nil {
+		t.Fatal(err)
+	}
+	list, err := cli.MemberList(ctx)
+	if err != nil || len(list.Members) != 1 || list.Members[0].Name != "m0" {
+		t.Fatalf("members: %v, %v", list, err)
+	}
+	survivor.close()
+	survivor.flags = nil
+	survivor.start(members, "new")
+	fourth := newClusterMember(t, "m3")
+	if _, err := cli.MemberAdd(ctx, []string{fourth.peer}); err != nil {
+		t.Fatal(err)
+	}
+	fourth.start([]*clusterMember{survivor, fourth}, "existing")
+	got, err := dialMembers(t, fourth).Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil || len(got.Kvs) != 2 {
+		t.Fatalf("at the new member: %v, %v", got, err)
+	}
+}

@@ -2,9 +2,11 @@ package server
 
 import (
 	"context"
+	"errors"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/member"
 )
 
@@ -87,13 +89,19 @@ func (m *Member) newPeerServices(members func() *membership, l func() *leases) *
 }
 
 // mayAdminister checks that, while auth is on, a token is one of an
-// administrator.
-func (m *Member) mayAdminister(token string) error {
-	auth := authenticator{m}
-	if !auth.Enabled() {
+// administrator. It waits for a token that is not known here yet.
+func (m *Member) mayAdminister(ctx context.Context, token string) error {
+	a := authenticator{m}
+	if !a.Enabled() {
 		return nil
 	}
-	who, err := auth.Identify(token)
+	who, err := a.Identify(token)
+	if errors.Is(err, auth.ErrTokenAhead) {
+		if err := m.caughtUp(ctx); err != nil {
+			return err
+		}
+		who, err = a.Identify(token)
+	}
 	if err != nil {
 		return err
 	}

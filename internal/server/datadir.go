@@ -8,14 +8,16 @@ import (
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/engram-kv/engram/internal/snapfile"
 )
 
 // Names inside a data directory. docs/format.md describes their content.
 const (
-	storeDir = "store" // Pebble: revision log and small tables
-	logDir   = "log"   // segments of the raft log
-	indexDir = "index" // checkpoints of the in-memory index
-	lockFile = "LOCK"  // held while a process uses the directory
+	storeDir = snapfile.StoreDir // Pebble: revision log and small tables
+	logDir   = "log"             // segments of the raft log
+	indexDir = snapfile.IndexDir // checkpoints of the in-memory index
+	lockFile = "LOCK"            // held while a process uses the directory
 	// identityFile says whose directory it is. It appears once the raft log has
 	// seen the birth of the cluster, and lies outside of it on purpose: a
 	// directory that lost its log must not look like a new one.

@@ -84,7 +84,7 @@ func (m *Member) openEdge(metrics *metrics) {
 		Leases: m.leases, Cluster: cluster{m.membership, m}, Maintenance: m, Watches: m.hub,
 		Metrics: metrics.rpc, WatchMetrics: metrics.watch,
 		MaxRequestBytes: int(m.cfg.MaxRequestBytes), MaxTxnOps: int(m.cfg.MaxTxnOps),
-		SlowCall: m.cfg.WarningUnary, RequestTimeout: m.cfg.RequestTimeout(), ElectionTimeout: time.Duration(m.cfg.ElectionMillis) * time.Millisecond,
+		BcryptCost: m.bcryptCost(), SlowCall: m.cfg.WarningUnary, RequestTimeout: m.cfg.RequestTimeout(), ElectionTimeout: time.Duration(m.cfg.ElectionMillis) * time.Millisecond,
 		ResponseBytes: m.budgets().responses, Clock: m.clock, Logger: m.log,
 	})
 	e.grpc = m.rpc.NewGRPC(

@@ -59,6 +59,7 @@ func (m *Member) openGeneration(dir string) (_ *generation, err error) {
 		},
 		MinLeaseTTL: minLeaseTTL(m.cfg), MaxLearners: m.cfg.MaxLearners, Version: config.EtcdVersion, QuotaBytes: m.cfg.Quota(),
 		Wanted:    func(id uint64) bool { return m.ids != nil && m.ids.Made(id) },
+		Tokens:    m.tokens,
 		Publisher: publisher{m}, Logger: m.log,
 	}))
 	return g, err
@@ -114,6 +115,9 @@ func (g *generation) hold() bool {
 	}
 }
 
+// keep takes one reference more: the caller has one.
+func (g *generation) keep() { g.refs.Add(1) }
+
 func (g *generation) release() {
 	if g.refs.Add(-1) == 0 {
 		g.retired()
@@ -145,6 +149,7 @@ func (a machine) Install(s raftlog.Snapshot) error {
 	m.durable.Store(s.Index) // it was received, synced, before anything
 	m.lessor.Reset(next.machine.Leases())
 	m.gen.Store(next)
+	m.tokens.VoidAll() // what voided some may be in the snapshot
 	m.hub.Reset(next.source())
 	m.log.Info("snapshot installed", "index", s.Index, "term", s.Term, "revision", next.machine.Root().Revision(), "keys", next.machine.Root().Keys())
 	m.held.Store(last.dir, true)
@@ -176,7 +181,8 @@ func (m *Member) removeGeneration(dir string) error {
 }
 
 // removeLeftovers deletes the generations that the log does not name: those that
-// it named before, and snapshots that never became this member's state.
+// it named before, snapshots that never became this member's state, and files
+// that were being sent.
 func (m *Member) removeLeftovers(present string) error {
 	names, err := m.seams.FS.List(m.dir.path)
 	if err != nil {
@@ -188,7 +194,7 @@ func (m *Member) removeLeftovers(present string) error {
 		}
 	}
 	for _, name := range names {
-		if strings.HasPrefix(name, snapshotPrefix) && name != present {
+		if strings.HasPrefix(name, snapshotPrefix) && name != present || strings.HasPrefix(name, sendingPrefix) {
 			if err := m.seams.FS.RemoveAll(m.dir.join(name)); err != nil {
 				return err
 			}

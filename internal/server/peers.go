@@ -35,6 +35,7 @@ func (m *Member) openTransport(metrics *metrics) {
 		TLS:      m.dialTLS, OnRemoved: m.onRemoved,
 		Clock: m.clock, Logger: m.log, Metrics: metrics.peer,
 		DialTimeout: m.cfg.PeerDialTimeout(), RequestTimeout: m.cfg.RequestTimeout(),
+		ReadTimeout: m.cfg.RaftReadTimeout, WriteTimeout: m.cfg.RaftWriteTimeout,
 	})
 	m.refreshPeers()
 }

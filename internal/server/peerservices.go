@@ -30,7 +30,7 @@ type peerServices struct {
 	indexes  func() (committed, applied uint64)
 	caughtUp func(ctx context.Context) error
 	// mayAdminister checks the token of whoever asked the other member.
-	mayAdminister func(token string) error
+	mayAdminister func(ctx context.Context, token string) error
 	promote       func(ctx context.Context, id uint64) error // as the leader, or rpc.ErrNotLeader
 	hash          func(ctx context.Context, revision int64) (rpc.HashKV, error)
 	leases        func() leaseAnswers
@@ -54,11 +54,11 @@ func (s *peerServices) Versions() peer.Versions { return tellVersions(s.root()) 
 // Promote implements peer.Services. A member that does not lead any more says
 // so, and does not send the other one on.
 func (s *peerServices) Promote(ctx context.Context, id uint64, token string) ([]peer.Member, error) {
-	if err := s.mayAdminister(token); err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, s.requestTimeout)
 	defer cancel()
+	if err := s.mayAdminister(ctx, token); err != nil {
+		return nil, err
+	}
 	if err := s.promote(ctx, id); err != nil {
 		return nil, toPeer(err)
 	}

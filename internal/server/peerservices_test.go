@@ -40,7 +40,7 @@ func TestPeerServices(t *testing.T) {
 		requestTimeout: 7 * time.Second, clock: c.clock, root: c.Root,
 		indexes:  func() (uint64, uint64) { return 5, 5 },
 		caughtUp: func(context.Context) error { return failure },
-		mayAdminister: func(token string) error {
+		mayAdminister: func(_ context.Context, token string) error {
 			if token != "root's" {
 				return auth.ErrInvalidToken
 			}

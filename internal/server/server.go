@@ -25,6 +25,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/clock"
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/consensus"
@@ -60,6 +61,7 @@ type Member struct {
 	client    *peer.Client // asks other members
 	dialTLS   *tls.Config  // of connections to other members
 	ids       *consensus.IDs
+	tokens    *auth.Tokens
 	lessor    *lease.Lessor
 	keeper    *leader.Keeper
 	leading   atomic.Bool // it leads, and has applied the first entry of its term
@@ -82,6 +84,7 @@ type Member struct {
 	stop      context.CancelFunc
 	workers   sync.WaitGroup
 	receiving sync.Mutex     // held while a snapshot comes in
+	sendings  atomic.Int64   // counts snapshots in Engram's form that were begun to be sent
 	retiring  sync.WaitGroup // generations that are being deleted
 	held      sync.Map       // directories of old generations that somebody still reads
 }
@@ -126,6 +129,7 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 		flushed: make(chan struct{}, 1), flushNow: make(chan struct{}, 1), compacted: make(chan struct{}, 1), overQuota: make(chan struct{}, 1),
 		reclaim: make(chan struct{}, 1), failed: make(chan error, 1),
 	}
+	m.tokens = auth.NewTokens(time.Duration(cfg.AuthTokenTTL)*time.Second, m.clock.Now)
 	run, stop := context.WithCancel(context.Background())
 	m.stop = stop
 	defer func() {

@@ -27,6 +27,11 @@ func start(t *testing.T, dir string, flags ...string) *Member {
 
 func tryStart(t *testing.T, dir string, flags ...string) (*Member, error) {
 	t.Helper()
+	return tryStartWith(t, dir, slog.New(slog.DiscardHandler), Seams{}, flags...)
+}
+
+func tryStartWith(t *testing.T, dir string, log *slog.Logger, seams Seams, flags ...string) (*Member, error) {
+	t.Helper()
 	args := append([]string{
 		"--data-dir=" + dir, "--listen-client-urls=http://127.0.0.1:0", "--advertise-client-urls=http://127.0.0.1:0",
 		"--listen-peer-urls=http://127.0.0.1:0", "--listen-metrics-urls=http://127.0.0.1:0",
@@ -40,7 +45,7 @@ func tryStart(t *testing.T, dir string, flags ...string) (*Member, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	return Start(ctx, cfg, slog.New(slog.DiscardHandler))
+	return StartWith(ctx, cfg, log, seams)
 }
 
 // stop ends a member gracefully.

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/engram-kv/engram/internal/clock"
+	"github.com/engram-kv/engram/internal/member"
 	"github.com/engram-kv/engram/internal/peer"
 	"github.com/engram-kv/engram/internal/snapfile"
 	"github.com/engram-kv/engram/internal/state"
@@ -23,77 +26,146 @@ type snapshots struct{ m *Member }
 
 // Open implements peer.Snapshots. What is sent is newer than what raft asked
 // for, as in etcd: the state of the moment.
-func (s snapshots) Open(ctx context.Context, msg *raftpb.Message, native bool) (_ peer.Outgoing, err error) {
+func (s snapshots) Open(ctx context.Context, msg *raftpb.Message, native bool) (peer.Outgoing, error) {
 	g := s.m.hold()
-	pinned := g.machine.Snapshot()
-	out := &outgoing{ctx: ctx, g: g, pinned: pinned, source: snapfile.Source{
-		Reader: pinned.Store, Applied: pinned.Applied, Term: pinned.Term, Members: pinned.Members,
-	}}
+	defer g.release()
+	if native {
+		return s.openNative(ctx, msg, g)
+	}
+	return s.openEtcd(ctx, msg, g)
+}
+
+// sendingPrefix begins the names of directories that hold files on their way to
+// another member.
+const sendingPrefix = "sending-"
+
+func (s snapshots) openNative(ctx context.Context, msg *raftpb.Message, g *generation) (_ peer.Outgoing, err error) {
+	m := s.m
+	out := &outgoingFiles{ctx: ctx, m: m, dir: fmt.Sprintf("%s%d", sendingPrefix, m.sendings.Add(1))}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, out.Close())
 		}
 	}()
-	if !native {
-		// The level is not in etcd's form, and who has another level runs entries in
-		// another way.
-		if level := pinned.Members.FeatureLevel(); level > 0 {
-			return nil, fmt.Errorf("feature level %d: member %x has not told this one yet that it is an Engram, so it gets no snapshot in etcd's form: it is tried again",
-				level, msg.GetTo())
-		}
-		if out.plan, err = snapfile.PlanEtcd(ctx, out.source); err != nil {
-			return nil, err
-		}
+	if err := g.machine.Checkpoint(m.join(out.dir, storeDir), m.join(out.dir, indexDir)); err != nil {
+		return nil, err
 	}
-	out.msg = proto.CloneOf(msg)
-	out.msg.Snapshot = &raftpb.Snapshot{
-		Data: snapfile.StoreV2(pinned.Members, pinned.Applied),
-		Metadata: &raftpb.SnapshotMetadata{
-			Index: &pinned.Applied, Term: &pinned.Term, ConfState: state.ConfStateOf(pinned.Members),
-		},
+	if out.files, err = snapfile.OpenFiles(m.seams.FS, m.dir.join(out.dir)); err != nil {
+		return nil, err
 	}
+	out.msg = withSnapshot(msg, out.files.Applied, out.files.Term, out.files.Members)
 	return out, nil
 }
 
-// outgoing is one snapshot being sent.
-type outgoing struct {
-	ctx    context.Context
+func (s snapshots) openEtcd(ctx context.Context, msg *raftpb.Message, g *generation) (_ peer.Outgoing, err error) {
+	pinned := g.machine.Snapshot()
+	g.keep() // until Close
+	out := &outgoingEtcd{g: g, pinned: pinned, msg: withSnapshot(msg, pinned.Applied, pinned.Term, pinned.Members)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, out.Close())
+		}
+	}()
+	// The level is not in etcd's form, and who has another level runs entries in
+	// another way.
+	if level := pinned.Members.FeatureLevel(); level > 0 {
+		return nil, fmt.Errorf("feature level %d: member %x has not told this one yet that it is an Engram, so it gets no snapshot in etcd's form: it is tried again",
+			level, msg.GetTo())
+	}
+	out.plan, err = snapfile.PlanEtcd(ctx, snapfile.Source{
+		Reader: pinned.Store, Applied: pinned.Applied, Term: pinned.Term, Members: pinned.Members,
+	})
+	return out, err
+}
+
+// withSnapshot returns msg with the snapshot that goes out in place of the one
+// that raft asked for.
+func withSnapshot(msg *raftpb.Message, applied, term uint64, members *member.Root) *raftpb.Message {
+	msg = proto.CloneOf(msg)
+	msg.Snapshot = &raftpb.Snapshot{
+		Data:     snapfile.StoreV2(members, applied),
+		Metadata: &raftpb.SnapshotMetadata{Index: &applied, Term: &term, ConfState: state.ConfStateOf(members)},
+	}
+	return msg
+}
+
+// outgoingFiles is a snapshot being sent in Engram's own form. Its files are
+// links, so what the store does meanwhile does not touch them.
+type outgoingFiles struct {
+	ctx   context.Context
+	m     *Member
+	dir   string // below the data directory
+	files *snapfile.Files
+	msg   *raftpb.Message
+}
+
+// Message implements peer.Outgoing.
+func (o *outgoingFiles) Message() *raftpb.Message { return o.msg }
+
+// WriteTo implements peer.Outgoing.
+func (o *outgoingFiles) WriteTo(w io.Writer) (int64, error) {
+	p := pacer{ctx: o.ctx, w: w, clock: o.m.clock}
+	err := o.files.WriteNative(o.ctx, &p, nil)
+	return p.n, err
+}
+
+// Close implements peer.Outgoing.
+func (o *outgoingFiles) Close() error { return o.m.seams.FS.RemoveAll(o.m.dir.join(o.dir)) }
+
+// outgoingEtcd is a snapshot being sent in etcd's form.
+type outgoingEtcd struct {
 	g      *generation
 	pinned state.Snapshot
-	source snapfile.Source
-	plan   *snapfile.Plan // nil for the native form
+	plan   *snapfile.Plan
 	msg    *raftpb.Message
 }
 
 // Message implements peer.Outgoing.
-func (o *outgoing) Message() *raftpb.Message { return o.msg }
+func (o *outgoingEtcd) Message() *raftpb.Message { return o.msg }
 
 // WriteTo implements peer.Outgoing.
-func (o *outgoing) WriteTo(w io.Writer) (int64, error) {
-	if o.plan != nil {
-		return o.plan.WriteTo(w)
-	}
-	c := counter{w: w}
-	err := snapfile.WriteNative(o.ctx, &c, o.source)
-	return c.n, err
-}
+func (o *outgoingEtcd) WriteTo(w io.Writer) (int64, error) { return o.plan.WriteTo(w) }
 
 // Close implements peer.Outgoing.
-func (o *outgoing) Close() error {
+func (o *outgoingEtcd) Close() error {
 	err := o.pinned.Store.Close()
 	o.g.release()
 	return err
 }
 
-// counter counts what is written through it.
-type counter struct {
-	w io.Writer
-	n int64
+// sendingRate is how many bytes a second go to one member at most: files leave as
+// fast as the disks at both ends are, and who syncs a log there must get its turn.
+const sendingRate = 256 << 20
+
+// pacer writes no faster than sendingRate, and counts.
+type pacer struct {
+	ctx   context.Context
+	w     io.Writer
+	clock clock.Clock
+	n     int64
+	due   time.Time // of the next byte
 }
 
-func (c *counter) Write(b []byte) (int, error) {
-	n, err := c.w.Write(b)
-	c.n += int64(n)
+// paceStep is the shortest pause, and what may be made up for after a stall.
+const paceStep = 5 * time.Millisecond
+
+func (p *pacer) Write(b []byte) (int, error) {
+	n, err := p.w.Write(b)
+	p.n += int64(n)
+	now := p.clock.Now()
+	if p.due.Before(now.Add(-paceStep)) {
+		p.due = now.Add(-paceStep)
+	}
+	p.due = p.due.Add(time.Duration(n) * time.Second / sendingRate)
+	if pause := p.due.Sub(now); err == nil && pause >= paceStep {
+		timer := p.clock.NewTimer(pause)
+		defer timer.Stop()
+		select {
+		case <-timer.C():
+		case <-p.ctx.Done():
+			return n, p.ctx.Err()
+		}
+	}
 	return n, err
 }
 
@@ -140,43 +212,58 @@ func (s snapshots) Receive(ctx context.Context, msg *raftpb.Message, native bool
 
 // readInto makes a store of a snapshot's bytes, all of it durable.
 func (m *Member) readInto(ctx context.Context, dir string, native bool, meta *raftpb.SnapshotMetadata, body io.Reader) (err error) {
-	if err := makeDir(m.seams.FS, m.join(dir, storeDir)); err != nil {
-		return err
-	}
-	store, err := storage.Open(through(m.seams.Storage, m.storageOptions(m.join(dir, storeDir))))
-	if err != nil {
-		return err
+	for _, sub := range [...]string{storeDir, indexDir} {
+		if err := makeDir(m.seams.FS, m.join(dir, sub)); err != nil {
+			return err
+		}
 	}
 	var got snapfile.Meta
 	if native {
-		got, err = snapfile.ReadNative(ctx, body, store)
+		got, err = snapfile.ReadNative(ctx, gatedReader{body, m.guard}, m.seams.FS, m.dir.join(dir))
 	} else {
-		got, err = m.readEtcd(ctx, m.join(dir, "received.db"), body, store)
-	}
-	if err == nil && (got.Applied != meta.GetIndex() || got.Term != meta.GetTerm()) {
-		err = fmt.Errorf("its store holds index %d of term %d, the message says index %d of term %d", got.Applied, got.Term, meta.GetIndex(), meta.GetTerm())
+		got, err = m.readEtcd(ctx, dir, body)
 	}
 	if err != nil {
-		return errors.Join(err, store.Abandon())
-	}
-	if err := store.Close(); err != nil {
 		return err
 	}
-	return errors.Join(m.syncDir(m.join(dir, storeDir)), m.syncDir(m.dir.join(dir)))
+	if got.Applied != meta.GetIndex() || got.Term != meta.GetTerm() {
+		return fmt.Errorf("its store holds index %d of term %d, the message says index %d of term %d", got.Applied, got.Term, meta.GetIndex(), meta.GetTerm())
+	}
+	return errors.Join(m.syncDir(m.join(dir, storeDir)), m.syncDir(m.join(dir, indexDir)), m.syncDir(m.dir.join(dir)))
+}
+
+// gatedReader ends when the disk is nearly full.
+type gatedReader struct {
+	r     io.Reader
+	guard *diskGuard
+}
+
+func (g gatedReader) Read(b []byte) (int, error) {
+	if err := g.guard.Gate(); err != nil {
+		return 0, err
+	}
+	return g.r.Read(b)
 }
 
 // readEtcd keeps the file of etcd's form only until it is read: bbolt wants one.
-func (m *Member) readEtcd(ctx context.Context, path string, body io.Reader, store *storage.Store) (snapfile.Meta, error) {
+func (m *Member) readEtcd(ctx context.Context, dir string, body io.Reader) (got snapfile.Meta, err error) {
+	path := m.join(dir, "received.db")
 	f, err := m.seams.FS.Create(path, vfs.WriteCategoryUnspecified)
 	if err != nil {
-		return snapfile.Meta{}, err
+		return got, err
 	}
 	_, err = io.Copy(f, body)
 	if err = errors.Join(err, f.Close()); err != nil {
-		return snapfile.Meta{}, err
+		return got, err
 	}
-	got, err := snapfile.ReadEtcd(ctx, path, store)
-	return got, errors.Join(err, m.seams.FS.Remove(path))
+	store, err := storage.Open(through(m.seams.Storage, m.storageOptions(m.join(dir, storeDir))))
+	if err != nil {
+		return got, err
+	}
+	if got, err = snapfile.ReadEtcd(ctx, path, store); err != nil {
+		return got, errors.Join(err, store.Abandon())
+	}
+	return got, errors.Join(store.Close(), m.seams.FS.Remove(path))
 }
 
 // removeStale deletes received snapshots that this member has gone beyond.

@@ -122,18 +122,23 @@ func (b *batch) mayTxn(a *auth.Root, c *command.Command, t *command.TxnRequest) 
 
 // authRequest runs a request of the auth service, and says whether it was one.
 func (b *batch) authRequest(c *command.Command, reply *Reply) (handled bool, err error) {
-	t, s := b.m.auth, b.store
+	t, s, tokens := b.m.auth, b.store, b.m.o.Tokens
 	switch r := c.Msg.(type) {
 	case *pb.AuthEnableRequest:
 		reply.Message = &pb.AuthEnableResponse{}
 		return true, t.Enable(s)
 	case *pb.AuthDisableRequest:
-		t.Disable(s)
+		if t.Disable(s) {
+			tokens.VoidAll()
+		}
 		reply.Message = &pb.AuthDisableResponse{}
 	case *pb.AuthStatusRequest:
 		reply.Message = &pb.AuthStatusResponse{Enabled: t.Root().Enabled(), AuthRevision: t.Root().Revision()}
 	case *pb.InternalAuthenticateRequest:
 		token, err := t.Authenticate(r, b.index)
+		if token != "" {
+			tokens.Issue(token, r.GetName())
+		}
 		reply.Message = &pb.AuthenticateResponse{Token: token}
 		return true, err
 	case *pb.AuthUserAddRequest:
@@ -141,10 +146,10 @@ func (b *batch) authRequest(c *command.Command, reply *Reply) (handled bool, err
 		return true, t.UserAdd(s, r)
 	case *pb.AuthUserDeleteRequest:
 		reply.Message = &pb.AuthUserDeleteResponse{}
-		return true, t.UserDelete(s, r)
+		return true, b.voidingTokens(r.GetName(), t.UserDelete(s, r))
 	case *pb.AuthUserChangePasswordRequest:
 		reply.Message = &pb.AuthUserChangePasswordResponse{}
-		return true, t.UserChangePassword(s, r)
+		return true, b.voidingTokens(r.GetName(), t.UserChangePassword(s, r))
 	case *pb.AuthUserGrantRoleRequest:
 		reply.Message = &pb.AuthUserGrantRoleResponse{}
 		return true, t.UserGrantRole(s, r)
@@ -179,4 +184,12 @@ func (b *batch) authRequest(c *command.Command, reply *Reply) (handled bool, err
 		return false, nil
 	}
 	return true, nil
+}
+
+// voidingTokens ends the tokens of a user unless the change failed.
+func (b *batch) voidingTokens(user string, err error) error {
+	if err == nil {
+		b.m.o.Tokens.VoidUser(user)
+	}
+	return err
 }

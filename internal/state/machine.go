@@ -71,6 +71,10 @@ type Options struct {
 	// Wanted says whether somebody here waits for the request with that ID.
 	// What only an answer needs is left out for the others. Nil means always.
 	Wanted func(id uint64) bool
+	// Tokens takes the simple tokens that entries make and void. They are no part
+	// of the state: nothing that is applied depends on them. Nil means that nobody
+	// asks for them.
+	Tokens *auth.Tokens
 	// Publisher may be nil.
 	Publisher Publisher
 	Logger    *slog.Logger
@@ -122,6 +126,9 @@ type moment struct {
 func Open(o Options) (*Machine, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Tokens == nil {
+		o.Tokens = auth.NewTokens(0, time.Now)
 	}
 	m := &Machine{o: o, store: o.Storage}
 	var err error
@@ -185,6 +192,16 @@ func (m *Machine) Snapshot() Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return Snapshot{Store: m.store.Snapshot(), Applied: m.applied, Term: m.term, Members: m.members.Root()}
+}
+
+// Checkpoint makes what Open reads in two directories that do not exist, on the
+// same file system: the state of a moment between call and return, durable, out
+// of hard links. Apply goes on meanwhile.
+func (m *Machine) Checkpoint(storeDir, indexDir string) error {
+	m.mu.Lock()
+	m.kv.PrepareCheckpoint()
+	m.mu.Unlock()
+	return m.kv.Checkpoint(storeDir, indexDir)
 }
 
 // Applied returns index and term of the last entry applied, 0 and 0 if none.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -105,10 +104,16 @@ func (r *rig) proposeLevel(level, fingerprint uint64) {
 // move goes on in another store, filled by a snapshot in Engram's own form.
 func (r *rig) move() {
 	r.t.Helper()
+	if err := r.m.Checkpoint("sending/"+snapfile.StoreDir, "sending/"+snapfile.IndexDir); err != nil {
+		r.t.Fatal(err)
+	}
+	files, err := snapfile.OpenFiles(r.fs, "sending")
+	if err != nil {
+		r.t.Fatal(err)
+	}
 	var stream bytes.Buffer
-	ctx, pinned := context.Background(), r.m.Snapshot()
-	err := snapfile.WriteNative(ctx, &stream, snapfile.Source{Reader: pinned.Store, Applied: pinned.Applied, Term: pinned.Term, Members: pinned.Members})
-	if err = errors.Join(err, pinned.Store.Close()); err != nil {
+	ctx := context.Background()
+	if err := files.WriteNative(ctx, &stream, nil); err != nil {
 		r.t.Fatal(err)
 	}
 	r.m.Abandon()
@@ -116,12 +121,12 @@ func (r *rig) move() {
 		r.t.Fatal(err)
 	}
 	r.fs = vfs.NewCrashableMem()
-	store, err := storage.Open(storage.Options{FS: r.fs, Dir: "store", MemTableBytes: 256 << 10})
-	if err != nil {
-		r.t.Fatal(err)
+	for _, dir := range []string{snapfile.StoreDir, snapfile.IndexDir} {
+		if err := r.fs.MkdirAll(dir, 0o700); err != nil {
+			r.t.Fatal(err)
+		}
 	}
-	_, err = snapfile.ReadNative(ctx, &stream, store)
-	if err = errors.Join(err, store.Close()); err != nil {
+	if _, err := snapfile.ReadNative(ctx, &stream, r.fs, ""); err != nil {
 		r.t.Fatal(err)
 	}
 	r.open()

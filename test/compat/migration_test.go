@@ -2,6 +2,7 @@ package compat
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -54,6 +55,16 @@ func TestMigration(t *testing.T) {
 			t.Logf("stage %d: %v took the place of %v (%d of 3)", stage+1, m, old, i+1)
 		}
 		check(t, checkVersion(ctx, c, program))
+		if program.Name == "engram" { // the way back begins after the cluster has agreed on more than etcd knows
+			for _, m := range c.Members() {
+				check(t, eventually(ctx, "feature level", func() error {
+					if level, err := metric(m, "engram_cluster_feature_level"); err != nil || level != 1 {
+						return fmt.Errorf("%v has feature level %v, want 1: %v", m, level, err)
+					}
+					return nil
+				}))
+			}
+		}
 	}
 	r := report(t, ctx, l)
 	if r.LongestGap > longestGap || r.Failures*fewFailures > r.Answers {

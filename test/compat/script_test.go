@@ -31,9 +31,8 @@ func TestLaterIsNow(t *testing.T) {
 		return // etcd is compared with itself
 	}
 	later := map[string]string{
-		"AuthEnable": "testdata/later/auth.txt belongs under testdata/scripts",
-		"Lock":       "testdata/later/lock-election.txt belongs under testdata/scripts",
-		"Snapshot":   "TestSnapshot is to run the subject",
+		"Lock":     "testdata/later/lock-election.txt belongs under testdata/scripts",
+		"Snapshot": "TestSnapshot is to run the subject",
 	}
 	server, err := process.Start(process.Options{Program: subject, Dir: t.TempDir(), Name: "m"})
 	if err != nil {
