@@ -8,10 +8,12 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
 	"github.com/engram-kv/engram/internal/mvcc/index"
+	"github.com/engram-kv/engram/internal/storage"
 )
 
 // An index checkpoint is the index of one moment in a file, so that a start
@@ -63,6 +65,7 @@ func writeCheckpoint(out io.Writer, r Root, applied uint64) error {
 		_, err := w.Write(block) // an error sticks, so the last one tells
 		block = block[:0]
 		enc.Reset()
+		runtime.Gosched() // all of the index at once would keep a processor from the requests for long
 		return err
 	}
 	r.index.Walk(nil, func(rec *index.Record) bool {
@@ -235,6 +238,38 @@ func (v *saver) wait() {
 	}
 }
 
+// renewBytes is what may be written after a checkpoint before one that is to be
+// used elsewhere is made anew: whoever opens it reads these records.
+const renewBytes = 16 << 20
+
+// renew starts a checkpoint if there is none, or much was written since.
+func (v *saver) renew() {
+	if v.s.o.Dir == "" || v.s.o.CheckpointBytes < 0 {
+		return
+	}
+	v.mu.Lock()
+	none := v.revision < 0
+	v.mu.Unlock()
+	if none || v.bytes >= renewBytes {
+		v.start()
+	}
+}
+
+// link gives the file, if there is one, a second name in dir.
+func (v *saver) link(dir string) error {
+	if v.s.o.Dir == "" {
+		return nil
+	}
+	if err := v.s.o.FS.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("mvcc: copy index checkpoint: %w", err)
+	}
+	err := storage.Link(v.s.o.FS, v.path(checkpointName), v.s.o.FS.PathJoin(dir, checkpointName))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("mvcc: copy index checkpoint: %w", err)
+	}
+	return nil
+}
+
 // ensure says whether records up to rev may be deleted: the file on disk is not
 // older, or there is none. If it is older, ensure starts a checkpoint; when
 // that fails it removes the file.
@@ -290,7 +325,7 @@ func (v *saver) save(r Root, applied uint64) error {
 }
 
 func (v *saver) write(r Root, applied uint64) (err error) {
-	f, err := v.s.o.FS.Create(v.path(checkpointTemp), checkpointCategory)
+	f, err := storage.CreateFile(v.s.o.FS, v.path(checkpointTemp), checkpointCategory)
 	if err != nil {
 		return err
 	}

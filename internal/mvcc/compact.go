@@ -48,7 +48,7 @@ const (
 
 const (
 	// waitPause is how long CompactStep asks to be left alone when it waits
-	// for views or a checkpoint.
+	// for views, a checkpoint of the index or one of the store.
 	waitPause = 20 * time.Millisecond
 	// pinGrace is how long after the announcement deletion begins at the
 	// earliest: time for a reader that holds an older Root to pin its View.
@@ -118,7 +118,7 @@ func (s *Store) CompactStep() (more bool, pause time.Duration, err error) {
 			return false, 0, fmt.Errorf("mvcc: compaction at %d: %w", j.rev, err)
 		}
 		now := s.o.Now()
-		if !ready || now.Before(j.earliest) || s.olderViews(j) && now.Before(j.deadline) {
+		if !ready || s.holds.Load() > 0 || now.Before(j.earliest) || s.olderViews(j) && now.Before(j.deadline) {
 			return true, waitPause, nil
 		}
 		s.deleting.Store(j.rev)

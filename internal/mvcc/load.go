@@ -147,6 +147,7 @@ func (s *Store) loadTail(revision int64) error {
 		}
 		superseded += int64(prev.Size)
 		s.root.usageBytes += int64(size)
+		s.saver.bytes += int64(size)
 		return true
 	})
 	end()

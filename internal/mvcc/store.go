@@ -36,6 +36,7 @@ type Store struct {
 	// announced is the revision of the newest compaction whose job has begun,
 	// deleting that of the newest one that may have deleted records.
 	announced, deleting atomic.Int64
+	holds               atomic.Int64 // calls of Checkpoint, while which no job begins to delete
 	promotions          chan promotion
 	warmed              int64    // bytes read by warm
 	warmBelow           Revision // records below it were not offered to the value memory since Open; the writer's
@@ -228,6 +229,27 @@ func (s *Store) Abandon() {
 		close(p.done)
 	}
 	s.pending = nil
+}
+
+// PrepareCheckpoint sees to it that the index checkpoint is a new one when
+// Checkpoint wants it. The caller holds the applier's lock, and should not while
+// it calls Checkpoint next.
+func (s *Store) PrepareCheckpoint() { s.saver.renew() }
+
+// Checkpoint makes a store and an index directory out of the files of this one,
+// in directories that do not exist, on the same file system. What is in them is
+// a moment between call and return: Open finds it. Anyone may call it.
+func (s *Store) Checkpoint(storeDir, indexDir string) error {
+	s.saver.wait()
+	// The index comes first, so it is not ahead of the store. What would be missing
+	// between the two are records that a compaction deletes, so none begins: those
+	// that have begun waited for an index beyond them.
+	s.holds.Add(1)
+	defer s.holds.Add(-1)
+	if err := s.saver.link(indexDir); err != nil {
+		return err
+	}
+	return s.storage.Checkpoint(storeDir)
 }
 
 // Applied is the raft index and term of the last entry whose effects are in

@@ -28,15 +28,6 @@ func small(t testing.TB) *rig {
 	return r
 }
 
-func native(t testing.TB, s *storage.Store) []byte {
-	t.Helper()
-	var b bytes.Buffer
-	if err := WriteNative(context.Background(), &b, Source{Reader: s}); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
-}
-
 // scratch is a store to read into again and again.
 type scratch struct {
 	s    *storage.Store
@@ -62,99 +53,6 @@ func (c *scratch) take(t testing.TB) *storage.Store {
 // put says whether what was taken is to be thrown away.
 func (c *scratch) put(t testing.TB) {
 	c.used = checkEmpty(c.s) != nil
-}
-
-// TestNativeDamage flips every bit, cuts at every length and adds bytes: each
-// time the reader refuses.
-func TestNativeDamage(t *testing.T) {
-	whole := native(t, small(t).store)
-	var c scratch
-	defer func() { _ = c.s.Abandon() }()
-	read := func(b []byte) error {
-		defer c.put(t)
-		_, err := ReadNative(context.Background(), bytes.NewReader(b), c.take(t))
-		return err
-	}
-	for i := range whole {
-		bit := byte(1) << (i % 8)
-		whole[i] ^= bit
-		if err := read(whole); err == nil {
-			t.Fatalf("byte %d has a flipped bit, and it is read", i)
-		}
-		whole[i] ^= bit
-		if i%4 != 0 && i > headSize && i < len(whole)-2*endSize {
-			continue
-		}
-		if err := read(whole[:i]); !errors.Is(err, ErrDamaged) {
-			t.Fatalf("cut to %d of %d bytes: %v", i, len(whole), err)
-		}
-	}
-	for _, tail := range []string{"\x00", "x", string(whole)} {
-		if err := read(append(bytes.Clone(whole), tail...)); !errors.Is(err, ErrDamaged) {
-			t.Fatalf("%d bytes too many: %v", len(tail), err)
-		}
-	}
-	if err := read(whole); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestNativeFrames drops, doubles and swaps frames that are whole in themselves.
-func TestNativeFrames(t *testing.T) {
-	r := openRig(t, newStore(t))
-	rng := rand.New(rand.NewPCG(1, 1))
-	for range 5 {
-		r.put("k", random(rng, 300<<10), 0)
-	}
-	whole := native(t, r.store)
-	var frames [][]byte
-	for at := headSize; ; {
-		size := int(whole[at])<<24 | int(whole[at+1])<<16 | int(whole[at+2])<<8 | int(whole[at+3])
-		if size == 0 {
-			frames = append(frames, whole[at:])
-			break
-		}
-		frames = append(frames, whole[at:at+frameHead+size])
-		at += frameHead + size
-	}
-	if len(frames) < 5 {
-		t.Fatalf("%d frames, want several", len(frames))
-	}
-	for name, order := range map[string][]int{
-		"as it was": {0, 1, 2, 3, 4, 5, 6}, "one is missing": {0, 2, 3, 4, 5, 6}, "the first is missing": {1, 2, 3, 4, 5, 6},
-		"one is there twice": {0, 1, 1, 2, 3, 4, 5, 6}, "two are swapped": {0, 2, 1, 3, 4, 5, 6}, "the last is missing": {0, 1, 2, 3, 4, 6},
-	} {
-		b := bytes.Clone(whole[:headSize])
-		for _, i := range order {
-			b = append(b, frames[min(i, len(frames)-1)]...)
-			if i >= len(frames)-1 {
-				break
-			}
-		}
-		if name == "the last is missing" {
-			b = append(bytes.Clone(whole[:headSize]), bytes.Join(append(frames[:len(frames)-2:len(frames)-2], frames[len(frames)-1]), nil)...)
-		}
-		_, err := ReadNative(context.Background(), bytes.NewReader(b), newStore(t))
-		if name == "as it was" && err != nil || name != "as it was" && !errors.Is(err, ErrDamaged) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-// FuzzReadNative reads whatever bytes.
-func FuzzReadNative(f *testing.F) {
-	f.Add(native(f, small(f).store))
-	f.Add(native(f, newStore(f)))
-	f.Add([]byte(nativeMagic))
-	var c scratch
-	f.Fuzz(func(t *testing.T, b []byte) {
-		defer c.put(t)
-		into := c.take(t)
-		if _, err := ReadNative(context.Background(), bytes.NewReader(b), into); err == nil && !bytes.Equal(native(t, into), b) {
-			// Uvarints have more than one form.
-			t.Log("what was read is written in another way")
-		}
-	})
 }
 
 // TestEtcdDamage flips bytes all over a file and cuts it: no panic, and the

@@ -3,7 +3,9 @@ package snapfile
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math/rand/v2"
+	"path/filepath"
 	"testing"
 
 	"github.com/engram-kv/engram/internal/storage"
@@ -29,23 +31,27 @@ func BenchmarkReadNative(b *testing.B) {
 	if err := load.Finish(); err != nil {
 		b.Fatal(err)
 	}
-	var stream bytes.Buffer
-	if err := WriteNative(context.Background(), &stream, Source{Reader: src}); err != nil {
+	sending := b.TempDir()
+	if err := src.Checkpoint(filepath.Join(sending, StoreDir)); err != nil {
 		b.Fatal(err)
 	}
-	if err := src.Close(); err != nil {
+	files, err := OpenFiles(storage.DefaultFS, sending)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var stream bytes.Buffer
+	if err := errors.Join(files.WriteNative(context.Background(), &stream, nil), src.Close()); err != nil {
 		b.Fatal(err)
 	}
 	b.SetBytes(int64(stream.Len()))
 	for b.Loop() {
-		into, err := storage.Open(storage.Options{Dir: b.TempDir()})
-		if err != nil {
-			b.Fatal(err)
+		into := b.TempDir()
+		for _, sub := range []string{StoreDir, IndexDir} {
+			if err := storage.DefaultFS.MkdirAll(filepath.Join(into, sub), 0o700); err != nil {
+				b.Fatal(err)
+			}
 		}
-		if _, err := ReadNative(context.Background(), bytes.NewReader(stream.Bytes()), into); err != nil {
-			b.Fatal(err)
-		}
-		if err := into.Close(); err != nil {
+		if _, err := ReadNative(context.Background(), bytes.NewReader(stream.Bytes()), storage.DefaultFS, into); err != nil {
 			b.Fatal(err)
 		}
 	}

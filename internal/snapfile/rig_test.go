@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash"
 	"hash/crc32"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -28,15 +31,85 @@ import (
 	"github.com/engram-kv/engram/internal/storage"
 )
 
+// fileSystems has the file system of each store that newStore or readNative
+// made. There it lies in dir.
+var fileSystems sync.Map // *storage.Store to *vfs.MemFS
+
+const dir = "member"
+
 // newStore opens an empty store in memory.
 func newStore(t testing.TB) *storage.Store {
 	t.Helper()
-	s, err := storage.Open(storage.Options{FS: vfs.NewMem(), Dir: "store", MemTableBytes: 1 << 20})
+	return openStore(t, vfs.NewMem())
+}
+
+func openStore(t testing.TB, fs *vfs.MemFS) *storage.Store {
+	t.Helper()
+	s, err := storage.Open(storage.Options{FS: fs, Dir: dir + "/" + StoreDir, MemTableBytes: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.Abandon() })
+	fileSystems.Store(s, fs)
+	t.Cleanup(func() { fileSystems.Delete(s); _ = s.Abandon() })
 	return s
+}
+
+func fsOf(s *storage.Store) *vfs.MemFS {
+	fs, _ := fileSystems.Load(s)
+	return fs.(*vfs.MemFS)
+}
+
+// filesOf makes files of a store as it is now, without an index.
+func filesOf(t testing.TB, s *storage.Store) *Files {
+	t.Helper()
+	fs := fsOf(s)
+	sending := "sending"
+	if err := errors.Join(fs.RemoveAll(sending), s.Checkpoint(fs.PathJoin(sending, StoreDir))); err != nil {
+		t.Fatal(err)
+	}
+	f, err := OpenFiles(fs, sending)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func stream(t testing.TB, f *Files) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := f.WriteNative(context.Background(), &b, nil); err != nil {
+		t.Fatal(err)
+	}
+	if int64(b.Len()) != f.Size() {
+		t.Fatalf("wrote %d bytes, said %d", b.Len(), f.Size())
+	}
+	return b.Bytes()
+}
+
+// native writes a store in Engram's own form, without an index.
+func native(t testing.TB, s *storage.Store) []byte { t.Helper(); return stream(t, filesOf(t, s)) }
+
+// emptyDirs makes what ReadNative reads into.
+func emptyDirs(t testing.TB) *vfs.MemFS {
+	t.Helper()
+	fs := vfs.NewMem()
+	for _, sub := range []string{StoreDir, IndexDir} {
+		if err := fs.MkdirAll(fs.PathJoin(dir, sub), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return fs
+}
+
+// readNative reads Engram's own form and opens the store that comes of it.
+func readNative(t testing.TB, b []byte) (*storage.Store, Meta) {
+	t.Helper()
+	fs := emptyDirs(t)
+	m, err := ReadNative(context.Background(), bytes.NewReader(b), fs, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return openStore(t, fs), m
 }
 
 // rig fills a store by applying entries, as a member does.
@@ -50,7 +123,7 @@ type rig struct {
 func openRig(t testing.TB, s *storage.Store) *rig {
 	t.Helper()
 	m, err := state.Open(state.Options{
-		Storage: s, MinLeaseTTL: 2, Version: "3.7.3", MVCC: mvcc.Options{FS: vfs.NewMem(), Dir: "index"},
+		Storage: s, MinLeaseTTL: 2, Version: "3.7.3", MVCC: mvcc.Options{FS: fsOf(s), Dir: dir + "/" + IndexDir, Logger: logger(t)},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -58,6 +131,16 @@ func openRig(t testing.TB, s *storage.Store) *rig {
 	index, _ := m.Applied()
 	return &rig{t: t, store: s, m: m, index: index}
 }
+
+// logger fails the test when an index checkpoint is of no use, or anything else
+// is worth a warning.
+func logger(t testing.TB) *slog.Logger {
+	return slog.New(slog.NewTextHandler(failing{t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
+
+type failing struct{ t testing.TB }
+
+func (f failing) Write(b []byte) (int, error) { f.t.Errorf("%s", b); return len(b), nil }
 
 func (r *rig) apply(entries ...*raftpb.Entry) {
 	r.t.Helper()

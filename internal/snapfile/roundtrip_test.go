@@ -121,19 +121,28 @@ func TestRoundTrip(t *testing.T) {
 				same(t, r, openRig(t, into))
 			})
 			t.Run("native", func(t *testing.T) {
-				var b bytes.Buffer
-				if err := WriteNative(context.Background(), &b, Source{Reader: r.store}); err != nil {
-					t.Fatal(err)
-				}
-				into := newStore(t)
-				m, err := ReadNative(context.Background(), &b, into)
-				if err != nil {
-					t.Fatal(err)
-				}
+				into, m := readNative(t, native(t, r.store))
 				equalRows(t, raw(t, r.store), raw(t, into))
 				equalRows(t, raw(t, r.store), raw(t, into.DurableReader()))
 				checkMeta(t, r, m, revision)
 				same(t, r, openRig(t, into))
+			})
+			t.Run("native with index", func(t *testing.T) {
+				fs := fsOf(r.store)
+				if err := r.m.Checkpoint("indexed/"+StoreDir, "indexed/"+IndexDir); err != nil {
+					t.Fatal(err)
+				}
+				files, err := OpenFiles(fs, "indexed")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if files.list[0].name != "index/index.checkpoint" {
+					t.Fatalf("the first file is %s", files.list[0].name)
+				}
+				into, m := readNative(t, stream(t, files))
+				equalRows(t, raw(t, r.store), raw(t, into))
+				checkMeta(t, r, m, revision)
+				same(t, r, openRig(t, into)) // fails if the index is of no use
 			})
 		})
 	}
@@ -176,14 +185,7 @@ func same(t *testing.T, a, b *rig) {
 	if got, want := compacted(t, b.store, storage.MetaFinishedCompact), compacted(t, a.store, storage.MetaScheduledCompact); got != want {
 		t.Errorf("the copy's compaction came to %d, want %d", got, want)
 	}
-	c := newStore(t)
-	var buf bytes.Buffer
-	if err := WriteNative(context.Background(), &buf, Source{Reader: a.store}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ReadNative(context.Background(), &buf, c); err != nil {
-		t.Fatal(err)
-	}
+	c, _ := readNative(t, native(t, a.store))
 	cr := openRig(t, c)
 	cr.compact()
 	equalRows(t, contents(t, c), contents(t, b.store))
@@ -306,37 +308,34 @@ func TestFeatureLevel(t *testing.T) {
 	source := Source{Reader: from.store, Applied: from.index, Term: 3, Members: members(from)}
 	for _, form := range []struct {
 		name string
-		copy func(*storage.Store) error
+		copy func() (*storage.Store, error)
 		want uint64
 	}{
-		{"native", func(into *storage.Store) error {
-			var b bytes.Buffer
-			if err := WriteNative(ctx, &b, source); err != nil {
-				return err
-			}
-			_, err := ReadNative(ctx, &b, into)
-			return err
+		{"native", func() (*storage.Store, error) {
+			into, _ := readNative(t, native(t, from.store))
+			return into, nil
 		}, 1},
-		{"etcd", func(into *storage.Store) error {
+		{"etcd", func() (*storage.Store, error) {
 			path := filepath.Join(t.TempDir(), "db")
 			plan, err := PlanEtcd(ctx, source)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			f, err := os.Create(path)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			_, err = plan.WriteTo(f)
 			if err = errors.Join(err, f.Close()); err != nil {
-				return err
+				return nil, err
 			}
+			into := newStore(t)
 			_, err = ReadEtcd(ctx, path, into)
-			return err
+			return into, err
 		}, 0},
 	} {
-		into := newStore(t)
-		if err := form.copy(into); err != nil {
+		into, err := form.copy()
+		if err != nil {
 			t.Fatalf("%s: %v", form.name, err)
 		}
 		got := members(openRig(t, into))

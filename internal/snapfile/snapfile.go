@@ -1,17 +1,21 @@
 // Package snapfile writes a moment of the store as one file or stream, and makes
-// an empty store from one: in etcd's form (its bbolt database) and in Engram's.
+// a store from one: in etcd's form (its bbolt database) and in Engram's.
 //
-// It knows rows and bytes, not who asks for them and where they go: a backup, a
-// snapshot for a member, an import. PlanEtcd and ReadEtcd are etcd's form,
-// WriteNative and ReadNative ours, StoreV2 the document that members of etcd 3.6
-// want beside a snapshot. Invariants:
+// It knows rows, files and bytes, not who asks for them and where they go: a
+// backup, a snapshot for a member, an import. PlanEtcd and ReadEtcd are etcd's
+// form, made of rows; Files and ReadNative ours, made of the store's own files;
+// StoreV2 is the document that members of etcd 3.6 want beside a snapshot.
+// Invariants:
 //
-//	F1: the same moment gives the same bytes.
+//	F1: the same moment gives the same bytes in etcd's form. Ours depends on how
+//	    the store has laid it out, too.
 //	F2: nothing is written to disk but the store that is read into, and memory
-//	    depends on the largest record, not on their number.
+//	    depends on the largest record, not on their number; in our form not even
+//	    on that.
 //	F3: a store that was read holds what the file held, or there was an error;
 //	    then what the store holds is to be thrown away.
-//	F4: no input makes it panic.
+//	F4: no input makes it panic. What has the right checksums was made by an
+//	    Engram: Pebble opens it and must get along with it.
 package snapfile
 
 import (

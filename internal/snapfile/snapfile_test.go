@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -22,7 +23,7 @@ import (
 	"github.com/engram-kv/engram/internal/storage"
 )
 
-// TestMemory writes a source of 500 MB in both forms and watches the heap.
+// TestMemory writes a source of 500 MB in etcd's form and watches the heap.
 func TestMemory(t *testing.T) {
 	s, err := storage.Open(storage.Options{FS: vfs.NewMem(), Dir: "store", MemTableBytes: 4 << 20, CacheBytes: 1 << 20})
 	if err != nil {
@@ -59,7 +60,6 @@ func TestMemory(t *testing.T) {
 			}
 			return err
 		},
-		"native": func(w io.Writer, src Source) error { return WriteNative(context.Background(), w, src) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			heap := func() uint64 {
@@ -98,9 +98,6 @@ func TestSource(t *testing.T) {
 		if (err == nil) != c.ok {
 			t.Errorf("index %d, term %d: %v", c.index, c.term, err)
 		}
-		if err := WriteNative(context.Background(), io.Discard, src); (err == nil) != c.ok {
-			t.Errorf("index %d, term %d: %v", c.index, c.term, err)
-		}
 	}
 }
 
@@ -122,7 +119,10 @@ func TestSourceChanges(t *testing.T) {
 func TestNotEmpty(t *testing.T) {
 	r := small(t)
 	b, path := native(t, r.store), writeEtcd(t, r.store)
-	if _, err := ReadNative(context.Background(), bytes.NewReader(b), r.store); !errors.Is(err, ErrNotEmpty) {
+	if _, err := ReadNative(context.Background(), bytes.NewReader(b), fsOf(r.store), dir); !errors.Is(err, ErrNotEmpty) {
+		t.Error(err)
+	}
+	if _, err := ReadNative(context.Background(), bytes.NewReader(b), vfs.NewMem(), dir); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 	if _, err := ReadEtcd(context.Background(), path, r.store); !errors.Is(err, ErrNotEmpty) {
@@ -157,23 +157,24 @@ func (s *stopping) Read(b []byte) (int, error) {
 func TestStops(t *testing.T) {
 	r := openRig(t, newStore(t))
 	for range 8 {
-		r.put("k", make([]byte, 1<<20), 0)
+		r.put("k", random(rand.New(rand.NewPCG(1, 1)), 1<<20), 0)
 	}
 	plan, err := PlanEtcd(context.Background(), Source{Reader: r.store})
 	if err != nil {
 		t.Fatal(err)
 	}
+	files := filesOf(t, r.store)
 	full := errors.New("full")
 	for _, after := range []int{0, 100_000, 3 << 20} {
 		if _, err := plan.WriteTo(&stopping{after, func() error { return full }}); !errors.Is(err, full) {
 			t.Errorf("etcd's file fails after %d bytes: %v", after, err)
 		}
-		if err := WriteNative(context.Background(), &stopping{after, func() error { return full }}, Source{Reader: r.store}); !errors.Is(err, full) {
+		if err := files.WriteNative(context.Background(), &stopping{after, func() error { return full }}, nil); !errors.Is(err, full) {
 			t.Errorf("native fails after %d bytes: %v", after, err)
 		}
 	}
-	whole := native(t, r.store)
-	if _, err := ReadNative(context.Background(), io.MultiReader(bytes.NewReader(whole[:1<<20]), &stopping{0, func() error { return full }}), newStore(t)); !errors.Is(err, full) {
+	whole := stream(t, files)
+	if _, err := ReadNative(context.Background(), io.MultiReader(bytes.NewReader(whole[:1<<20]), &stopping{0, func() error { return full }}), emptyDirs(t), dir); !errors.Is(err, full) {
 		t.Errorf("reading fails: %v", err)
 	}
 	path := writeEtcd(t, r.store)
@@ -189,10 +190,10 @@ func TestStops(t *testing.T) {
 	if _, err := PlanEtcd(ctx, Source{Reader: r.store}); !errors.Is(err, context.Canceled) {
 		t.Errorf("PlanEtcd: %v", err)
 	}
-	if err := WriteNative(ctx, io.Discard, Source{Reader: r.store}); !errors.Is(err, context.Canceled) {
+	if err := files.WriteNative(ctx, io.Discard, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("WriteNative: %v", err)
 	}
-	if _, err := ReadNative(ctx, bytes.NewReader(whole), newStore(t)); !errors.Is(err, context.Canceled) {
+	if _, err := ReadNative(ctx, bytes.NewReader(whole), emptyDirs(t), dir); !errors.Is(err, context.Canceled) {
 		t.Errorf("ReadNative: %v", err)
 	}
 	if _, err := ReadEtcd(ctx, path, newStore(t)); !errors.Is(err, context.Canceled) {
@@ -204,7 +205,7 @@ func TestStops(t *testing.T) {
 func TestProgress(t *testing.T) {
 	r := openRig(t, newStore(t))
 	for range 10 {
-		r.put("k", make([]byte, 1<<20), 0)
+		r.put("k", random(rand.New(rand.NewPCG(1, 1)), 1<<20), 0)
 	}
 	var last atomic.Int64
 	src := Source{Reader: r.store, Progress: func(done, total int64) {
@@ -213,7 +214,7 @@ func TestProgress(t *testing.T) {
 		}
 		last.Store(done)
 	}}
-	if err := WriteNative(context.Background(), io.Discard, src); err != nil || last.Load() < 8<<20 {
+	if err := filesOf(t, r.store).WriteNative(context.Background(), io.Discard, src.Progress); err != nil || last.Load() < 8<<20 {
 		t.Errorf("native: told of %d bytes, %v", last.Load(), err)
 	}
 	last.Store(0)

@@ -58,7 +58,10 @@ type Options struct {
 	// Manual turns automatic compactions off and lets only the caller flush,
 	// so that a simulation decides when the disk is touched.
 	Manual bool
-	Logger *slog.Logger
+	// ReadOnly opens a store that is there and leaves its files as they are, but
+	// for the LOCK file.
+	ReadOnly bool
+	Logger   *slog.Logger
 	// OnFlush is called after each flush was installed, without locks held by
 	// Store. It must not block.
 	OnFlush func()
@@ -87,10 +90,11 @@ type Reader interface {
 
 // Store is one Pebble database with its write-ahead log turned off.
 type Store struct {
-	db     *pebble.DB
-	cache  *pebble.Cache
-	commit func(db *pebble.DB, b *pebble.Batch) error
-	closed sync.Once
+	db       *pebble.DB
+	cache    *pebble.Cache
+	commit   func(db *pebble.DB, b *pebble.Batch) error
+	readOnly bool
+	closed   sync.Once
 }
 
 // Open opens or creates the store in o.Dir.
@@ -110,7 +114,7 @@ func Open(o Options) (*Store, error) {
 	if o.CommitVia == nil {
 		o.CommitVia = func(_ *pebble.DB, b *pebble.Batch) error { return b.Commit(pebble.NoSync) }
 	}
-	s := &Store{cache: pebble.NewCache(o.CacheBytes), commit: o.CommitVia}
+	s := &Store{cache: pebble.NewCache(o.CacheBytes), commit: o.CommitVia, readOnly: o.ReadOnly}
 	if err := checkMarker(o.FS, o.Dir); err != nil {
 		s.cache.Unref()
 		return nil, err
@@ -176,6 +180,7 @@ func (s *Store) pebbleOptions(o Options) *pebble.Options {
 		FS:                          manifestFS{o.FS},
 		Cache:                       s.cache,
 		DisableWAL:                  true,
+		ReadOnly:                    o.ReadOnly,
 		FormatMajorVersion:          pebble.FormatNewest,
 		MemTableSize:                o.MemTableBytes,
 		MemTableStopWritesThreshold: 4,
@@ -233,7 +238,7 @@ func spanPolicy(start []byte) (pebble.SpanPolicy, []byte, error) {
 func (s *Store) checkFormat(dir string) error {
 	key := RowKey(TableMeta, []byte(MetaFormat))
 	v, err := s.Get(key)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, ErrNotFound) && !s.readOnly {
 		b := s.NewBatch()
 		b.Set(key, binary.BigEndian.AppendUint32(nil, FormatVersion))
 		return s.Commit(b)
@@ -250,6 +255,9 @@ func (s *Store) checkFormat(dir string) error {
 // Close flushes all that was committed and closes the store. Iterators and
 // snapshots must be closed before.
 func (s *Store) Close() error {
+	if s.readOnly {
+		return s.Abandon()
+	}
 	return errors.Join(s.Flush(), s.Abandon())
 }
 
@@ -397,6 +405,21 @@ func (s *Store) Flush() error {
 func (s *Store) StartFlush() error {
 	if _, err := s.db.AsyncFlush(); err != nil {
 		return fmt.Errorf("storage: flush: %w", err)
+	}
+	return nil
+}
+
+// Checkpoint makes a store in dir, which must not exist, out of the files of
+// this one: hard links where the file system has them. It holds a prefix of the
+// batches, with all that were committed before the call, and is durable. Others
+// may commit meanwhile. Nobody must write to it while this store is open.
+func (s *Store) Checkpoint(dir string) error {
+	// Without a write-ahead log Pebble takes what was flushed and no more.
+	if err := s.Flush(); err != nil {
+		return err
+	}
+	if err := s.db.Checkpoint(dir); err != nil {
+		return fmt.Errorf("storage: checkpoint: %w", err)
 	}
 	return nil
 }

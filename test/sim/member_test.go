@@ -45,6 +45,7 @@ type member struct {
 	log      *raftlog.Log
 	gen      *generation
 	olds     []*generation // replaced by snapshots, not closed yet
+	sendings int           // snapshots that it began to send
 	core     *consensus.Core
 	writer   *consensus.LogWriter
 	applier  *consensus.Applier

@@ -100,7 +100,7 @@ var seldom = []string{
 }
 
 // mutantSeeds is within how many seeds a mutant is to be found.
-const mutantSeeds = 120
+const mutantSeeds = 250
 
 // TestMutants shows that the checks can fail.
 func TestMutants(t *testing.T) {

@@ -23,6 +23,7 @@ import (
 const (
 	snapshotPrefix = "snapshot-"
 	receiving      = ".receiving"
+	sendingPrefix  = "sending-"
 )
 
 func snapshotDirName(index, term uint64) string {
@@ -33,18 +34,21 @@ func snapshotDirName(index, term uint64) string {
 func (m *member) sendSnapshot(to *member, msg *raftpb.Message) {
 	w := m.w
 	w.cover["snapshot sent"]++
-	pinned := m.machine().Snapshot()
-	var body bytes.Buffer
-	err := snapfile.WriteNative(context.Background(), &body, snapfile.Source{
-		Reader: pinned.Store, Applied: pinned.Applied, Term: pinned.Term, Members: pinned.Members,
-	})
-	if err = errors.Join(err, pinned.Store.Close()); err != nil {
+	if !w.quiet && w.chance(0.1) {
+		m.disk.arm(1 + w.rng.IntN(40))
+	}
+	files, body, err := m.readState()
+	if m.disk.dead() {
+		w.cover["crash while sending a snapshot"]++
+		return
+	}
+	if err != nil {
 		m.must(err)
 		return
 	}
 	msg = proto.CloneOf(msg)
 	msg.Snapshot = &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{
-		Index: &pinned.Applied, Term: &pinned.Term, ConfState: state.ConfStateOf(pinned.Members),
+		Index: &files.Applied, Term: &files.Term, ConfState: state.ConfStateOf(files.Members),
 	}}
 	life := m.life
 	report := func(ok bool) {
@@ -55,7 +59,7 @@ func (m *member) sendSnapshot(to *member, msg *raftpb.Message) {
 			})
 		})
 	}
-	w.note("%d sends to %d the state of index %d, %d bytes", m.id, to.id, pinned.Applied, body.Len())
+	w.note("%d sends to %d the state of index %d, %d bytes", m.id, to.id, files.Applied, len(body))
 	// When it arrives another may lead, or the receiver may have got there by itself.
 	d := w.upTo(time.Millisecond, 300*time.Millisecond)
 	if !w.quiet && w.chance(0.2) {
@@ -71,12 +75,15 @@ func (m *member) sendSnapshot(to *member, msg *raftpb.Message) {
 			if !w.quiet && w.chance(0.4) {
 				to.disk.arm(1 + w.rng.IntN(80))
 			}
-			ok := to.storeSnapshot(msg.GetSnapshot().GetMetadata(), body.Bytes())
+			ok := to.storeSnapshot(msg.GetSnapshot().GetMetadata(), body)
 			if to.disk.dead() {
 				w.cover["crash while receiving a snapshot"]++
 			} else if ok {
 				w.cover["snapshot received"]++
 				to.after(w.upTo(0, 20*time.Millisecond), func() {
+					if !w.quiet && w.chance(0.3) {
+						to.disk.arm(1 + w.rng.IntN(60))
+					}
 					w.note("%d gets from %d the snapshot of index %d", to.id, m.id, msg.GetSnapshot().GetMetadata().GetIndex())
 					to.receive(msg)
 				})
@@ -84,6 +91,22 @@ func (m *member) sendSnapshot(to *member, msg *raftpb.Message) {
 			report(ok && !to.disk.dead())
 		})
 	})
+}
+
+// readState returns the state of the moment in Engram's own form.
+func (m *member) readState() (files *snapfile.Files, _ []byte, err error) {
+	m.sendings++
+	dir := fmt.Sprint(sendingPrefix, m.sendings)
+	defer func() { err = errors.Join(err, m.removeGeneration(dir)) }()
+	if err := m.machine().Checkpoint(m.join(dir, storeDir), m.join(dir, indexDir)); err != nil {
+		return nil, nil, err
+	}
+	if files, err = snapfile.OpenFiles(m.fs, m.fs.PathJoin(dataDir, dir)); err != nil {
+		return nil, nil, err
+	}
+	var body bytes.Buffer
+	err = files.WriteNative(context.Background(), &body, nil)
+	return files, body.Bytes(), err
 }
 
 // storeSnapshot makes a directory of what came in. It has its final name only
@@ -101,23 +124,16 @@ func (m *member) storeSnapshot(meta *raftpb.SnapshotMetadata, body []byte) bool 
 		if err := errors.Join(m.removeStale(), m.removeGeneration(temp)); err != nil {
 			return err
 		}
-		if err := makeDir(m.fs, m.join(temp, storeDir)); err != nil {
+		if err := errors.Join(makeDir(m.fs, m.join(temp, storeDir)), makeDir(m.fs, m.join(temp, indexDir))); err != nil {
 			return err
 		}
-		store, err := m.openStore(temp)
-		if err != nil {
+		if _, err := snapfile.ReadNative(context.Background(), bytes.NewReader(body), m.fs, m.fs.PathJoin(dataDir, temp)); err != nil {
 			return err
-		}
-		if _, err := snapfile.ReadNative(context.Background(), bytes.NewReader(body), store); err != nil {
-			return errors.Join(err, store.Abandon())
 		}
 		if m.w.mutant == unsyncedSnapshot {
-			return errors.Join(store.Close(), m.fs.Rename(m.fs.PathJoin(dataDir, temp), m.fs.PathJoin(dataDir, name)))
+			return m.fs.Rename(m.fs.PathJoin(dataDir, temp), m.fs.PathJoin(dataDir, name))
 		}
-		if err := store.Close(); err != nil {
-			return err
-		}
-		if err := errors.Join(syncDir(m.fs, m.join(temp, storeDir)), syncDir(m.fs, m.fs.PathJoin(dataDir, temp))); err != nil {
+		if err := errors.Join(syncDir(m.fs, m.join(temp, storeDir)), syncDir(m.fs, m.join(temp, indexDir)), syncDir(m.fs, m.fs.PathJoin(dataDir, temp))); err != nil {
 			return err
 		}
 		if err := m.fs.Rename(m.fs.PathJoin(dataDir, temp), m.fs.PathJoin(dataDir, name)); err != nil {
@@ -206,7 +222,7 @@ func (m *member) removeLeftovers(present string) error {
 		}
 	}
 	for _, name := range names {
-		if strings.HasPrefix(name, snapshotPrefix) && name != present {
+		if strings.HasPrefix(name, snapshotPrefix) && name != present || strings.HasPrefix(name, sendingPrefix) {
 			if err := m.removeGeneration(name); err != nil {
 				return err
 			}
