@@ -97,7 +97,7 @@ var httpRequests = []httpRequest{
 	{where: onPeer, path: "/members", method: "POST"},
 	{where: onPeer, path: "/health"},
 	{where: onPeer, path: "/metrics"},
-	{where: onPeer, path: "/raft/probing", statusOnly: true, apart: "no peers"},
+	{where: onPeer, path: "/raft/probing", statusOnly: true},
 
 	{where: onLimited, path: "/health", host: limitedHost},
 	{where: onLimited, path: "/health", host: limitedHost + ":2379"},
