@@ -23,6 +23,7 @@ import (
 	"github.com/engram-kv/engram/internal/raftlog"
 	"github.com/engram-kv/engram/internal/state"
 	"github.com/engram-kv/engram/internal/storage"
+	"github.com/engram-kv/engram/test/internal/apart"
 )
 
 // world is what outlives the cores of one seed.
@@ -219,7 +220,7 @@ func (w *world) open() (*core, error) {
 	}
 	if w.mutant.apart {
 		so.CommitVia = func(db *pebble.DB, b *pebble.Batch) error {
-			return commitApart(db, b, func() bool { return w.rnd.IntN(4) == 0 })
+			return apart.Commit(db, b, func() bool { return w.rnd.IntN(4) == 0 })
 		}
 	}
 	var err error

@@ -21,6 +21,7 @@ import (
 	"github.com/engram-kv/engram/internal/state"
 	"github.com/engram-kv/engram/internal/storage"
 	"github.com/engram-kv/engram/internal/watch"
+	"github.com/engram-kv/engram/test/internal/apart"
 )
 
 // member is one server of the cluster below its edge, wired as in
@@ -293,7 +294,7 @@ func (m *member) openStore(dir string) (*storage.Store, error) {
 	}
 	if m.w.mutant == markApart {
 		o.CommitVia = func(db *pebble.DB, b *pebble.Batch) error {
-			return commitApart(db, b, func() bool { return m.w.chance(0.1) })
+			return apart.Commit(db, b, func() bool { return m.w.chance(0.1) })
 		}
 	}
 	return storage.Open(o)
