@@ -174,8 +174,8 @@ var table = []group{
 		{flag: "distributed-tracing-sampling-rate", def: "0", support: noEffect, help: "traces per million calls", value: func(c *Config) value { return number[int]{&c.TracingSampleRate} }},
 	}},
 	{"Upkeep", []option{
-		{flag: "corrupt-check-time", def: "0s", support: noEffect, help: "time between comparisons of hashes with peers (no peers yet)", value: func(c *Config) value { return duration{&c.CorruptCheckTime} }},
-		{flag: "compact-hash-check-time", def: "1m0s", support: noEffect, help: "time between comparisons of compaction hashes (no peers yet)", value: func(c *Config) value { return duration{&c.CompactHashCheckTime} }},
+		{flag: "corrupt-check-time", def: "0s", support: noEffect, help: "time between comparisons of hashes with peers (not built yet)", value: func(c *Config) value { return duration{&c.CorruptCheckTime} }},
+		{flag: "compact-hash-check-time", def: "1m0s", support: noEffect, help: "time between comparisons of compaction hashes (not built yet)", value: func(c *Config) value { return duration{&c.CompactHashCheckTime} }},
 		{flag: "compaction-batch-limit", def: "1000", help: "revisions removed in one step of a compaction", value: func(c *Config) value { return number[int]{&c.CompactionBatchLimit} }},
 		{flag: "compaction-sleep-interval", def: "10ms", help: "pause between two steps", value: func(c *Config) value { return duration{&c.CompactionSleepInterval} }},
 		{flag: "watch-progress-notify-interval", def: "10m0s", help: "time between progress notifications of a quiet watcher", value: func(c *Config) value { return duration{&c.WatchProgressInterval} }},
