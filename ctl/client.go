@@ -78,6 +78,7 @@ func (t *tool) clientConfig(c *cobra.Command) (clientv3.Config, error) {
 		}
 		cfg.Endpoints = endpoints
 	}
+	t.dialed = cfg.Endpoints
 	var err error
 	if cfg.TLS, err = g.tlsConfig(); err != nil {
 		return cfg, exit(exitArguments, err)

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"strings"
 
@@ -63,6 +64,9 @@ type Streams struct {
 
 // Main runs the tool on the process's own streams and returns the exit code. name is how it was called, for usage texts.
 func Main(name string, args []string) int {
+	// net/http writes there what it thinks of a server that speaks first, as gRPC's do. What users need to know of that the
+	// diagnosis tells.
+	log.SetOutput(io.Discard)
 	return Run(context.Background(), name, args, Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Env: os.Environ()})
 }
 
@@ -83,13 +87,11 @@ func Run(ctx context.Context, name string, args []string, s Streams) int {
 	}
 	if e, ok := errors.AsType[*exitError](err); ok {
 		if e.err != nil {
-			fmt.Fprintln(s.Err, "Error:", e.err)
-			t.tellHint(e.err)
+			t.tellError(e.err)
 		}
 		return e.code
 	}
-	fmt.Fprintln(s.Err, "Error:", err)
-	t.tellHint(err)
+	t.tellError(err)
 	if hint := laterHint(args); hint != "" {
 		fmt.Fprintln(s.Err, "Hint:", hint)
 	}
@@ -100,13 +102,6 @@ func Run(ctx context.Context, name string, args []string, s Streams) int {
 		fmt.Fprintf(s.Err, "Run '%s --help' for usage.\n", name)
 	}
 	return exitFailed
-}
-
-// tellHint adds what a person at the terminal would look at next.
-func (t *tool) tellHint(err error) {
-	if hint := t.hint(err); hint != "" {
-		fmt.Fprintln(t.err, "Hint:", hint)
-	}
 }
 
 // tool is one run. Its methods are the commands.
@@ -120,6 +115,7 @@ type tool struct {
 	stdout io.Writer
 	env    []string
 	global globalFlags
+	dialed []string // endpoints that a client was made for
 	dashed []string // arguments after the first --; nil if there is no --
 }
 
@@ -180,7 +176,7 @@ func (t *tool) root() *cobra.Command {
 		groupKV: {t.putCommand(), t.getCommand(), t.delCommand(), t.txnCommand(), t.watchCommand(), t.compactionCommand(),
 			t.leaseCommand()},
 		groupMaintenance: {t.memberCommand(), t.endpointCommand(), t.alarmCommand(), t.defragCommand(), t.moveLeaderCommand(),
-			t.downgradeCommand()},
+			t.downgradeCommand(), t.snapshotCommand(), t.doctorCommand(), t.duCommand(), t.topCommand()},
 		groupConcurrency: {t.lockCommand(), t.electCommand()},
 		groupAuth:        {t.authCommand(), t.userCommand(), t.roleCommand()},
 		groupUtility:     {t.versionCommand(), t.optionsCommand(), t.completionCommand()},
@@ -189,6 +185,11 @@ func (t *tool) root() *cobra.Command {
 			c.GroupID = group
 			root.AddCommand(c)
 		}
+	}
+	if !t.asEtcdctl() {
+		rebuild := t.rebuildCommand()
+		rebuild.GroupID = groupMaintenance
+		root.AddCommand(rebuild)
 	}
 	return root
 }

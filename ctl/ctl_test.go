@@ -48,7 +48,7 @@ func (b *buffer) String() string {
 // waitFor returns once text was written.
 func (b *buffer) waitFor(t *testing.T, text string) {
 	t.Helper()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	for !strings.Contains(b.String(), text) {
 		select {
 		case <-b.changed:
@@ -71,7 +71,7 @@ func startMember(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	m, err := server.Start(ctx, cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -151,7 +151,7 @@ func start(t *testing.T, in io.Reader, env []string, args ...string) (out, error
 		select {
 		case c := <-code:
 			return c
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("%q does not end; it printed:\n%s%s", args, out, errors)
 			return -1
 		}

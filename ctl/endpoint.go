@@ -36,6 +36,9 @@ type endpointHealth struct {
 	Error    string `json:"error,omitempty"`
 }
 
+// errUnhealthy says that an endpoint is not healthy; which one, was told already.
+var errUnhealthy = errors.New("unhealthy cluster")
+
 // healthProbes bounds how many members are asked at once.
 const healthProbes = 64
 
@@ -69,7 +72,7 @@ func (t *tool) endpointHealthCommand(cluster *bool) *cobra.Command {
 			}
 			for _, r := range results {
 				if !r.Health {
-					return errors.New("unhealthy cluster")
+					return errUnhealthy
 				}
 			}
 			return nil
@@ -174,6 +177,7 @@ func (t *tool) endpointStatusCommand(cluster *bool) *cobra.Command {
 				if err != nil {
 					failed = true
 					fmt.Fprintf(t.err, "Failed to get the status of endpoint %s (%v)\n", endpoint, err)
+					t.tellEndpoint(err, endpoint)
 					continue
 				}
 				statuses = append(statuses, endpointStatus{Endpoint: endpoint, Status: r})

@@ -24,10 +24,13 @@ type getFlags struct {
 	countOnly      bool
 	printValueOnly bool
 	stream         bool
+	decode         bool
 }
 
 func (t *tool) getCommand() *cobra.Command {
 	c, f := newGet()
+	c.Long = c.Short + "." + decodeHelp
+	registerDecode(c.Flags(), &f.decode)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		key, options, err := f.options(args)
 		if err != nil {
@@ -47,6 +50,9 @@ func (t *tool) getCommand() *cobra.Command {
 				return badArguments("print-value-only is only for `--write-out=simple`")
 			}
 			s.valueOnly = true
+		}
+		if err := setDecode(p, f.decode); err != nil {
+			return err
 		}
 		if f.stream {
 			return t.getStream(client, p, key, options)

@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"context"
 	"net"
 	"strings"
 	"testing"
@@ -22,18 +23,22 @@ func TestHintNamesWhatIsWrong(t *testing.T) {
 		}
 		return told.String()
 	}
-	if got := run("--endpoints", free, "--command-timeout=300ms", "get", "a"); !strings.Contains(got, "Hint: nothing listens at "+free) {
+	if got := run("--endpoints", free, "--command-timeout=300ms", "get", "a"); !strings.Contains(got, "Error: nothing listens at "+free+" (context deadline exceeded)\nHint: connection refused") {
 		t.Errorf("nobody there: %s", got)
 	}
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	if got := run("--endpoints", free, "--command-timeout=300ms", "endpoint", "health"); !strings.Contains(got, "Error: nothing listens at "+free+" (unhealthy cluster)\nHint: connection refused") {
+		t.Errorf("health: %s", got)
 	}
-	defer silent.Close()
-	if got := run("--endpoints", "https://"+silent.Addr().String(), "--command-timeout=300ms", "get", "a"); !strings.Contains(got, "use http://") {
-		t.Errorf("wrong scheme: %s", got)
+	if got := run("--endpoints", free, "--command-timeout=300ms", "endpoint", "status"); !strings.Contains(got, "(context deadline exceeded)\nHint: nothing listens at "+free) {
+		t.Errorf("status: %s", got)
 	}
-	if got := run("snapshot", "save", "x"); !strings.Contains(got, "Hint: snapshot: this version has no snapshots yet") {
+	// A member that serves and knows no leader.
+	lost := newFake()
+	lost.status.Leader, lost.refuse = 0, context.DeadlineExceeded
+	if got := run("--endpoints", lost.serve(t, nil), "--command-timeout=300ms", "get", "a"); !strings.Contains(got, "knows no leader (context deadline exceeded)\nHint: a quorum") {
+		t.Errorf("no leader: %s", got)
+	}
+	if got := run("make-mirror", "x"); !strings.Contains(got, "Hint: make-mirror: this version has no mirroring yet") {
 		t.Errorf("later command: %s", got)
 	}
 	if got := run("nonsense"); strings.Contains(got, "Hint:") {

@@ -18,6 +18,9 @@ import (
 // promotePause is the time between two attempts to make a voter of a learner. Tests shorten it.
 var promotePause = time.Second
 
+// addTries is how often adding is tried, promotePause apart: members want others to be connected for 5 s.
+const addTries = 10
+
 // addFlags are the flags of member add.
 type addFlags struct {
 	peerURLs       string
@@ -65,19 +68,24 @@ func (t *tool) memberAdd(c *cobra.Command, args []string, f addFlags) error {
 	if err != nil {
 		return err
 	}
+	promote := !t.asEtcdctl() && !f.learner && !f.voter
+	if promote && !t.global.debug { // the client would warn of every attempt
+		cfg.Logger = zap.NewNop()
+	}
 	client, err := clientv3.New(cfg)
 	if err != nil {
 		return exit(exitConnection, err)
 	}
 	defer closeClient(client)
-	promote := !t.asEtcdctl() && !f.learner && !f.voter
 	add := client.MemberAdd
 	if f.learner || promote {
 		add = client.MemberAddAsLearner
 	}
-	ctx, cancel := t.commandContext()
-	defer cancel()
-	r, err := add(ctx, strings.Split(f.peerURLs, ","))
+	tries := 1
+	if promote {
+		tries = addTries
+	}
+	r, err := t.addMember(add, strings.Split(f.peerURLs, ","), tries)
 	if err != nil {
 		return err
 	}
@@ -93,15 +101,27 @@ func (t *tool) memberAdd(c *cobra.Command, args []string, f addFlags) error {
 	if err := t.out.Flush(); err != nil { // whoever is to start the member needs it now
 		return err
 	}
-	if !t.global.debug { // the client would warn of every attempt
-		cfg.Logger = zap.NewNop()
+	return t.promoteWhenReady(client, p, r.Member.GetID())
+}
+
+// addMember tries again while a member that has just come is not taken for healthy yet: the one added before, say.
+func (t *tool) addMember(add func(context.Context, []string) (*clientv3.MemberAddResponse, error), urls []string, tries int) (*clientv3.MemberAddResponse, error) {
+	for try := 1; ; try++ {
+		ctx, cancel := t.commandContext()
+		r, err := add(ctx, urls)
+		cancel()
+		if err == nil || try >= tries || !errors.Is(err, rpctypes.ErrUnhealthy) {
+			return r, err
+		}
+		if try == 1 {
+			fmt.Fprintln(t.err, "Too few voters have been connected for the last 5 s to add a member: trying again for some seconds.")
+		}
+		select {
+		case <-t.ctx.Done():
+			return nil, t.ctx.Err()
+		case <-time.After(promotePause):
+		}
 	}
-	patient, err := clientv3.New(cfg)
-	if err != nil {
-		return exit(exitConnection, err)
-	}
-	defer closeClient(patient)
-	return t.promoteWhenReady(patient, p, r.Member.GetID())
 }
 
 // writeStart writes the environment in which the new member starts.
@@ -142,9 +162,7 @@ func (t *tool) promoteWhenReady(client *clientv3.Client, p printer, id uint64) e
 		case waiting.Err() != nil:
 		case errors.Is(err, rpctypes.ErrMemberLearnerNotReady):
 			state = t.learnerState(ctx, client, id)
-		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, rpctypes.ErrUnhealthy), errors.Is(err, rpctypes.ErrNoLeader),
-			errors.Is(err, rpctypes.ErrLeaderChanged), errors.Is(err, rpctypes.ErrTimeout), errors.Is(err, rpctypes.ErrTimeoutDueToLeaderFail),
-			errors.Is(err, rpctypes.ErrTimeoutDueToConnectionLost):
+		case transient(err):
 			state = "tries again: " + err.Error()
 		default:
 			cancel()
@@ -161,6 +179,17 @@ func (t *tool) promoteWhenReady(client *clientv3.Client, p printer, id uint64) e
 		case <-time.After(promotePause):
 		}
 	}
+}
+
+// transient says that a change of the members may succeed if it is tried again.
+func transient(err error) bool {
+	for _, known := range []error{context.DeadlineExceeded, rpctypes.ErrUnhealthy, rpctypes.ErrNoLeader, rpctypes.ErrLeaderChanged, rpctypes.ErrTimeout,
+		rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost} {
+		if errors.Is(err, known) {
+			return true
+		}
+	}
+	return false
 }
 
 // learnerState says in a few words how far a learner is.

@@ -4,12 +4,13 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"math"
 	"strconv"
 	"strings"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/engram-kv/engram/internal/terminal"
 )
 
 // printer writes answers in one output format. A format that has no form for an answer returns an error with exit code exitFormat.
@@ -117,20 +118,7 @@ func statusRow(s endpointStatus) []string {
 }
 
 // bytesText writes a size with two digits or more, in units of 1000.
-func bytesText(n int64) string {
-	if n < 1000 {
-		return strconv.FormatInt(n, 10) + " B"
-	}
-	size := float64(n)
-	unit := 0
-	for ; size >= 1000; size /= 1000 {
-		unit++
-	}
-	if tenths := math.Floor(size*10 + 0.5); tenths < 100 {
-		return fmt.Sprintf("%.1f %cB", tenths/10, " kMGTPE"[unit])
-	}
-	return fmt.Sprintf("%.0f %cB", math.Floor(size+0.5), " kMGTPE"[unit])
-}
+func bytesText(n int64) string { return terminal.Bytes(n) }
 
 // hashHeader and hashRow are the columns of a hash, for the formats simple and table.
 var hashHeader = []string{"Endpoint", "Hash", "Hash Revision"}

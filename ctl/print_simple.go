@@ -16,6 +16,8 @@ type simplePrinter struct {
 	out       *bufio.Writer
 	hex       bool
 	valueOnly bool // leave out keys of a get
+	decode    bool // print Kubernetes' objects for people
+	documents int  // values that a get with both printed
 }
 
 func (p *simplePrinter) line(b []byte) {
@@ -31,7 +33,7 @@ func (p *simplePrinter) line(b []byte) {
 
 func (p *simplePrinter) kv(kv *mvccpb.KeyValue) {
 	p.line(kv.GetKey())
-	p.line(kv.GetValue())
+	p.value(kv)
 }
 
 func (p *simplePrinter) put(r *clientv3.PutResponse) error {
@@ -46,8 +48,12 @@ func (p *simplePrinter) get(r *clientv3.GetResponse) error {
 	for _, kv := range r.Kvs {
 		if !p.valueOnly {
 			p.line(kv.GetKey())
+		} else if p.decode { // so that it is YAML of many documents
+			if p.documents++; p.documents > 1 {
+				fmt.Fprintln(p.out, "---")
+			}
 		}
-		p.line(kv.GetValue())
+		p.value(kv)
 	}
 	return nil
 }

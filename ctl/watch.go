@@ -47,7 +47,7 @@ type watchRequest struct {
 
 func (t *tool) watchCommand() *cobra.Command {
 	var flags watchFlags
-	var interactive bool
+	var interactive, decode bool
 	c := &cobra.Command{
 		Use:   "watch [options] [key or prefix] [range_end] [--] [exec-command arg1 arg2 ...]",
 		Short: "Watches events stream on keys or prefixes",
@@ -56,7 +56,7 @@ func (t *tool) watchCommand() *cobra.Command {
 A command after -- runs for each event, with ETCD_WATCH_REVISION, ETCD_WATCH_EVENT_TYPE, ETCD_WATCH_KEY and ETCD_WATCH_VALUE
 (the last three quoted) in its environment.
 
-In interactive mode every line of standard input is a watch, "watch [options] key ...", or "progress".`,
+In interactive mode every line of standard input is a watch, "watch [options] key ...", or "progress".` + decodeHelp,
 		RunE: func(c *cobra.Command, args []string) error {
 			var request watchRequest
 			if !interactive {
@@ -70,6 +70,9 @@ In interactive mode every line of standard input is a watch, "watch [options] ke
 				return err
 			}
 			defer closeClient(client)
+			if err := setDecode(p, decode); err != nil {
+				return err
+			}
 			w := &watchPrinter{tool: t, printer: p}
 			if interactive {
 				return w.interactive(client)
@@ -82,6 +85,7 @@ In interactive mode every line of standard input is a watch, "watch [options] ke
 		},
 	}
 	flags.register(c.Flags())
+	registerDecode(c.Flags(), &decode)
 	c.Flags().BoolVarP(&interactive, "interactive", "i", false, "read watches from standard input")
 	return c
 }

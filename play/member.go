@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -45,6 +46,7 @@ type member struct {
 	cut                  bool
 	leaving              bool   // it is being removed, and may end by itself
 	why                  string // it failed
+	moves                int    // how often it found a port taken since it was launched
 	id                   uint64 // 0 until it was seen
 	learner              bool
 	seen                 sight
@@ -99,9 +101,15 @@ func newClient(endpoints ...string) (*clientv3.Client, error) {
 }
 
 // launch starts the member's process.
-func (c *cluster) launch(m *member) (err error) {
+func (c *cluster) launch(m *member) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	m.moves = 0
+	return c.startProcess(m)
+}
+
+// startProcess starts the process on ports that are free now. The lock is held.
+func (c *cluster) startProcess(m *member) (err error) {
 	if m.clientPort, err = c.ports.again(m.clientPort); err != nil {
 		return err
 	}
@@ -139,7 +147,11 @@ func (c *cluster) launch(m *member) (err error) {
 	return nil
 }
 
-// watch waits for the end of a process and, if nobody asked for it, notes how it came.
+// movesMost is how often a member is started once more because another program took its port before it listened there.
+const movesMost = 3
+
+// watch waits for the end of a process and, if nobody asked for it, notes how it came. One whose port was taken is started again, on
+// another.
 func (c *cluster) watch(m *member, p *process) {
 	<-p.ended
 	c.mu.Lock()
@@ -151,6 +163,12 @@ func (c *cluster) watch(m *member, p *process) {
 			m.why = last
 		}
 		unasked = !m.leaving
+		if unasked && m.moves < movesMost && strings.Contains(m.why, syscall.EADDRINUSE.Error()) {
+			m.moves++
+			if err := c.startProcess(m); err == nil {
+				unasked = false
+			}
+		}
 	}
 	text := fmt.Sprintf("%s %s; its log is %s", m.name, m.why, m.logFile())
 	c.mu.Unlock()

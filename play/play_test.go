@@ -176,19 +176,17 @@ func TestQuorum(t *testing.T) {
 	s := play(t)
 	s.do("put greeting hello  world", `OK: revision 2`)
 	s.do("get greeting", `greeting = hello  world \(revision 2; linearizable`)
+	s.do("status", `(?s)m1 +running.*m2 +running.*m3 +running`)
 	pids := s.pids()
 	if len(pids) != 3 {
-		t.Fatalf("%d processes run, not 3", len(pids))
+		t.Fatalf("%d processes run, not 3:\n%s", len(pids), s.all.String())
 	}
 	s.do("kill leader", `m\d was killed`, `m\d leads now`, `2 of 3 voters up: a majority \(2\) answers, m\d leads; none more may be lost`)
 	s.do("put greeting again", `OK: revision 3`)
 	s.do("stop leader", `m\d has stopped`, `1 of 3 voters up: no majority \(2 needed\)`)
-	began := time.Now()
-	s.do("put greeting lost", `put failed after 3\.\d s`, `no majority: 1 of 3 voters up, a write needs 2; missing: m\d (killed|stopped), m\d (killed|stopped)`, `start m\d or start m\d`)
-	s.do("get greeting", `get failed after 3\.\d s`, `a linearizable read needs 2`)
-	if took := time.Since(began); took > 20*time.Second {
-		t.Errorf("the two failures took %v", took)
-	}
+	// Without a majority both give up sooner than the ten seconds for which an election is waited for.
+	s.do("put greeting lost", `put failed after [3-9]\.\d s`, `no majority: 1 of 3 voters up, a write needs 2; missing: m\d (killed|stopped), m\d (killed|stopped)`, `start m\d or start m\d`)
+	s.do("get greeting", `get failed after [3-9]\.\d s`, `a linearizable read needs 2`)
 	s.do("get greeting --serializable", `greeting = again \(revision 3; serializable read by m\d at revision 3`)
 	down := regexp.MustCompile(`(?m)^(m\d) +(?:killed|stopped) +-`).FindAllStringSubmatch(s.do("status"), -1)
 	if len(down) != 2 {

@@ -1,9 +1,12 @@
-// Command engram is the whole product in one binary: the server, and the client
-// tool. The name it is called by, or the first argument, chooses:
+// Command engram is the whole product in one binary: the server, the client
+// tool and the offline tool. The name it is called by, or the first argument,
+// chooses:
 //
 //	engram, etcd          the server, with etcd's flags
 //	engram ctl, etcdctl   the client tool
+//	engram util, etcdutl  the offline tool, for backups and data directories
 //	engram play           a cluster on this machine, to try out failures
+//	engram bench          a load generator
 package main
 
 import (
@@ -15,16 +18,19 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/engram-kv/engram/bench"
 	"github.com/engram-kv/engram/ctl"
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/logging"
 	"github.com/engram-kv/engram/internal/server"
 	"github.com/engram-kv/engram/play"
+	"github.com/engram-kv/engram/util"
 )
 
 func main() {
@@ -33,18 +39,32 @@ func main() {
 
 // run returns the exit status.
 func run(name string, args []string) int {
-	if name == "etcdctl" {
+	switch name {
+	case "etcdctl":
 		return ctl.Main(name, args)
+	case "etcdutl":
+		return util.Main(name, args)
 	}
 	if len(args) > 0 && args[0] == "ctl" {
 		return ctl.Main("engram ctl", args[1:])
 	}
+	if name != "etcd" && len(args) > 0 && args[0] == "util" {
+		return util.Main("engram util", args[1:])
+	}
 	if name != "etcd" && len(args) > 0 && args[0] == "play" {
 		return play.Main(args[1:])
 	}
+	if name != "etcd" && len(args) > 0 && args[0] == "bench" {
+		return bench.Main(args[1:])
+	}
 	// Shells ask for completions of "engram ctl …" in this way.
-	if len(args) > 1 && (args[0] == cobra.ShellCompRequestCmd || args[0] == cobra.ShellCompNoDescRequestCmd) && args[1] == "ctl" {
-		return ctl.Main("engram ctl", append([]string{args[0]}, args[2:]...))
+	if len(args) > 1 && (args[0] == cobra.ShellCompRequestCmd || args[0] == cobra.ShellCompNoDescRequestCmd) {
+		switch args[1] {
+		case "ctl":
+			return ctl.Main("engram ctl", append([]string{args[0]}, args[2:]...))
+		case "util":
+			return util.Main("engram util", append([]string{args[0]}, args[2:]...))
+		}
 	}
 	calledAs := "engram"
 	if name == "etcd" {
@@ -61,7 +81,11 @@ func serve(calledAs string, args []string) int {
 		case "version":
 			args = []string{"--version"}
 		default:
-			fmt.Fprintf(os.Stderr, "%q is not a valid flag: engram itself starts a member. Did you mean 'engram ctl %s'? See 'engram --help'.\n", args[0], strings.Join(args, " "))
+			tool := "ctl"
+			if slices.Contains([]string{"verify", "hashkv", "migrate"}, args[0]) {
+				tool = "util"
+			}
+			fmt.Fprintf(os.Stderr, "%q is not a valid flag: engram itself starts a member. Did you mean 'engram %s %s'? See 'engram --help'.\n", args[0], tool, strings.Join(args, " "))
 			return 1
 		}
 	}

@@ -9,6 +9,8 @@ package alarm
 
 import (
 	"cmp"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -31,7 +33,12 @@ func compare(a, b Alarm) int {
 // Root is an immutable set of alarms. The zero value is empty.
 type Root struct {
 	alarms []Alarm // ordered by compare
+	fullAt int64   // 1 more than the usage at which the store was found full; 0: none
 }
+
+// FullAt is the usage, in bytes, from which on the reserve of a full store is
+// counted. It is known while Table.SetFull says so.
+func (r *Root) FullAt() (usageBytes int64, known bool) { return r.fullAt - 1, r.fullAt > 0 }
 
 // Has says whether an alarm of the type stands for any member.
 func (r *Root) Has(t pb.AlarmType) bool {
@@ -74,7 +81,17 @@ func Open(r storage.Reader) (*Table, error) {
 		return nil, fmt.Errorf("alarm: open: %w", err)
 	}
 	slices.SortFunc(alarms, compare)
-	return &Table{root: &Root{alarms}}, nil
+	root := &Root{alarms: alarms}
+	row, err := r.Get(fullKey())
+	switch {
+	case err == nil && len(row) == 8:
+		root.fullAt = int64(binary.BigEndian.Uint64(row)) + 1
+	case err == nil:
+		return nil, fmt.Errorf("alarm: open: row %s of %d bytes, want 8", storage.MetaFullAt, len(row))
+	case !errors.Is(err, storage.ErrNotFound):
+		return nil, fmt.Errorf("alarm: open: %w", err)
+	}
+	return &Table{root: root}, nil
 }
 
 // Root returns the alarms as of now.
@@ -105,7 +122,7 @@ func (t *Table) activate(b *storage.Batch, a Alarm) {
 	if found || a.Type == pb.AlarmType_NONE {
 		return
 	}
-	t.root = &Root{slices.Insert(slices.Clone(t.root.alarms), at, a)}
+	t.root = &Root{slices.Insert(slices.Clone(t.root.alarms), at, a), t.root.fullAt}
 	b.Set(rowKey(a), nil)
 }
 
@@ -114,10 +131,27 @@ func (t *Table) deactivate(b *storage.Batch, a Alarm) (stood bool) {
 	if !found {
 		return false
 	}
-	t.root = &Root{slices.Delete(slices.Clone(t.root.alarms), at, at+1)}
+	t.root = &Root{slices.Delete(slices.Clone(t.root.alarms), at, at+1), t.root.fullAt}
 	b.Delete(rowKey(a))
 	return true
 }
+
+// SetFull notes the usage at which the store was found full, if there is none
+// noted, or forgets it.
+func (t *Table) SetFull(b *storage.Batch, full bool, usageBytes int64) {
+	if full == (t.root.fullAt > 0) {
+		return
+	}
+	if !full {
+		t.root = &Root{alarms: t.root.alarms}
+		b.Delete(fullKey())
+		return
+	}
+	t.root = &Root{t.root.alarms, usageBytes + 1}
+	b.Set(fullKey(), binary.BigEndian.AppendUint64(nil, uint64(usageBytes)))
+}
+
+func fullKey() []byte { return storage.RowKey(storage.TableMeta, []byte(storage.MetaFullAt)) }
 
 func rowKey(a Alarm) []byte {
 	row, err := proto.MarshalOptions{Deterministic: true}.Marshal(&pb.AlarmMember{MemberID: a.Member, Alarm: a.Type})

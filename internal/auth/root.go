@@ -151,6 +151,16 @@ func (r *Root) CheckUser(user string, revision uint64) error {
 	return nil
 }
 
+// CheckCaller checks that somebody calls, while auth is on. As in etcd it need
+// not be a user that exists: who shows a certificate of a trusted CA may see
+// what is nobody's secret. It fails with ErrUserEmpty.
+func (r *Root) CheckCaller(user string) error {
+	if r.enabled && user == "" {
+		return ErrUserEmpty
+	}
+	return nil
+}
+
 // CheckAdmin checks that a user may administer. Unlike the others it does not
 // ask at which auth revision the user was authenticated. It fails with
 // ErrUserEmpty, ErrUserNotFound or ErrPermissionDenied.

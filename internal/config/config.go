@@ -57,6 +57,7 @@ type Config struct {
 	MemoryBudget             Budget
 	ResponseBytes            int64
 	DiskReserveBytes         int64
+	AutoClearNoSpace         bool
 	AutoCompactionMode       string
 	AutoCompactionRetention  string
 	CompactionBatchLimit     int
@@ -149,13 +150,13 @@ func (c *Config) PeerDialTimeout() time.Duration {
 }
 
 // Quota is the effective limit in bytes; 0 means none. The flag's 0 means the
-// default of 2 GiB, as in etcd, and a negative flag means none.
+// default of 8 GiB, where etcd has 2, and a negative flag means none.
 func (c *Config) Quota() int64 {
 	switch {
 	case c.QuotaBytes < 0:
 		return 0
 	case c.QuotaBytes == 0:
-		return 2 << 30
+		return 8 << 30
 	}
 	return c.QuotaBytes
 }

@@ -29,7 +29,7 @@ func TestDefaultsAreEtcds(t *testing.T) {
 	}
 	if c.Name != "default" || c.DataDir != "default.engram" || JoinURLs(c.ListenClient) != "http://localhost:2379" ||
 		c.InitialCluster != "default=http://localhost:2380" || c.MaxTxnOps != 128 || c.MaxRequestBytes != 1572864 ||
-		c.Quota() != 2<<30 || c.RequestTimeout() != 7*time.Second || c.ElectionTicks() != 10 {
+		c.Quota() != 8<<30 || c.RequestTimeout() != 7*time.Second || c.ElectionTicks() != 10 {
 		t.Fatalf("unexpected defaults: %+v", c)
 	}
 	etcd, err := Parse("etcd", []string{"--name", "n1"}, nil)
@@ -124,7 +124,7 @@ no-such-key: 1
 
 func TestValidateNamesEveryProblem(t *testing.T) {
 	c := parse(t, nil, "--listen-client-urls=http://example.com:1", "--heartbeat-interval=500", "--auto-compaction-mode=foo",
-		"--log-format=foo", "--compact-hash-check-time=0s", "--feature-gates=LeaseCheckpointPersist=true", "--cert-file=x.pem",
+		"--log-format=foo", "--compact-hash-check-time=0s", "--feature-gates=LeaseCheckpointPersist=true", "--memory-mlock",
 		"--discovery-token=t", "--auth-token=foo")
 	err := c.Validate()
 	if err == nil {
@@ -138,7 +138,7 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 		"unknown log format: foo, supported values json, console",
 		"--compact-hash-check-time must be >0 (set to 0s)",
 		"enabling feature gate LeaseCheckpointPersist requires enabling feature gate LeaseCheckpoint",
-		"--cert-file=x.pem is not supported",
+		"--memory-mlock=true is not supported",
 		"both --discovery-token and --discovery-endpoints must be set",
 		"auth: invalid auth options",
 	} {
@@ -147,17 +147,20 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 		}
 	}
 	for want, args := range map[string][]string{
-		"--heartbeat-interval must be >0 (set to 0ms)":                                     {"--heartbeat-interval=0"},
-		"--election-timeout[60000ms] is too long, and should be set less than 50000ms":     {"--election-timeout=60000"},
-		"cannot bind both --listen-client-urls and --listen-client-http-urls on the same":  {"--listen-client-http-urls=http://localhost:2379"},
-		"TLS key/cert (--cert-file, --key-file) must be provided for client url https://l": {"--listen-client-urls=https://localhost:1", "--advertise-client-urls=https://localhost:1"},
-		"--election-timeout must be >0 (set to 0ms)":                                       {"--election-timeout=0"},
-		"--logger=capnslog is removed in v3.5":                                             {"--logger=capnslog"},
-		`unexpected TLS version "TLS1.1" (must be one of: TLS1.2, TLS1.3)`:                 {"--tls-min-version=TLS1.1"},
-		"min version (TLS1.3) is greater than max version (TLS1.2)":                        {"--tls-min-version=TLS1.3", "--tls-max-version=TLS1.2"},
-		"cipher suites cannot be configured when only TLS1.3 is enabled":                   {"--tls-min-version=TLS1.3", "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"},
-		"multiple discovery or bootstrap flags are set":                                    {"--initial-cluster=default=http://localhost:2380", "--discovery-srv=x.test"},
-		"error parsing CompactionRetention":                                                {"--auto-compaction-retention=soon"},
+		"--heartbeat-interval must be >0 (set to 0ms)":                                          {"--heartbeat-interval=0"},
+		"--election-timeout[60000ms] is too long, and should be set less than 50000ms":          {"--election-timeout=60000"},
+		"cannot bind both --listen-client-urls and --listen-client-http-urls on the same":       {"--listen-client-http-urls=http://localhost:2379"},
+		"TLS key/cert (--cert-file, --key-file) must be provided for client url https://l":      {"--listen-client-urls=https://localhost:1", "--advertise-client-urls=https://localhost:1"},
+		"TLS key/cert (--cert-file, --key-file) must be provided for client url unixs://s":      {"--listen-client-http-urls=unixs://s"},
+		"--response-bytes=33554433 is more than half of --memory-budget, which is 67108864":     {"--response-bytes=33554433", "--memory-budget=64MiB"},
+		"client TLS key/cert (--cert-file, --key-file) must be provided for metrics secure url": {"--listen-metrics-urls=https://127.0.0.1:1"},
+		"--election-timeout must be >0 (set to 0ms)":                                            {"--election-timeout=0"},
+		"--logger=capnslog is removed in v3.5":                                                  {"--logger=capnslog"},
+		`unexpected TLS version "TLS1.1" (must be one of: TLS1.2, TLS1.3)`:                      {"--tls-min-version=TLS1.1"},
+		"min version (TLS1.3) is greater than max version (TLS1.2)":                             {"--tls-min-version=TLS1.3", "--tls-max-version=TLS1.2"},
+		"cipher suites cannot be configured when only TLS1.3 is enabled":                        {"--tls-min-version=TLS1.3", "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"},
+		"multiple discovery or bootstrap flags are set":                                         {"--initial-cluster=default=http://localhost:2380", "--discovery-srv=x.test"},
+		"error parsing CompactionRetention":                                                     {"--auto-compaction-retention=soon"},
 	} {
 		if err := parse(t, nil, args...).Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want %q", args, err, want)

@@ -14,7 +14,9 @@ func WriteHelp(w io.Writer, calledAs string) {
 	fmt.Fprintf(w, "  %s --version\n      Show the version.\n\n  %s -h | --help\n      Show this help.\n\n", calledAs, calledAs)
 	if calledAs == "engram" {
 		fmt.Fprint(w, "  engram ctl …\n      The client tool (also when called as etcdctl).\n\n")
+		fmt.Fprint(w, "  engram util …\n      The offline tool, for backups and data directories (also when called as etcdutl).\n\n")
 		fmt.Fprint(w, "  engram play\n      A cluster on this machine, with commands that stop, kill, pause, cut off, add and remove members.\n\n")
+		fmt.Fprint(w, "  engram bench\n      A load generator for Engram and etcd.\n\n")
 	}
 	fmt.Fprintf(w, "  %s --config-file PATH\n      Path of a config file (YAML or JSON). It replaces all other options.\n\n", calledAs)
 	fmt.Fprint(w, "Each option may also be given as environment variable ETCD_… or ENGRAM_… (upper case, - as _).\n")

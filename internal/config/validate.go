@@ -36,6 +36,9 @@ func (c *Config) Validate() error {
 	if c.ResponseBytes == 0 {
 		bad("--response-bytes=0 would leave no room for any answer: give at least 1MiB")
 	}
+	if total := c.MemoryBudget.Of(MemoryLimit()); c.IsSet("response-bytes") && c.ResponseBytes > total/2 {
+		bad("--response-bytes=%d is more than half of --memory-budget, which is %d bytes here: give less, or a larger budget", c.ResponseBytes, total)
+	}
 	if c.IsSet("listen-client-urls") && !c.IsSet("advertise-client-urls") {
 		bad("--advertise-client-urls is required when --listen-client-urls is set explicitly")
 	}
@@ -120,24 +123,13 @@ func (c *Config) validateCluster(bad func(string, ...any)) {
 	if (c.Discovery.Token == "") != (len(c.Discovery.Endpoints) == 0) {
 		bad("both --discovery-token and --discovery-endpoints must be set")
 	}
-	for i := range c.ListenClient {
-		for _, u := range []url.URL{c.ListenClient[i]} {
-			if (u.Scheme == "https" || u.Scheme == "unixs") && c.ClientTLS.CertFile == "" && !c.ClientTLS.Auto {
-				bad("TLS key/cert (--cert-file, --key-file) must be provided for client url %s with HTTPS scheme", u.String())
-			}
-		}
-	}
-	for i := range c.ListenMetrics {
-		if c.ListenMetrics[i].Scheme == "https" && c.ClientTLS.CertFile == "" {
-			bad("client TLS key/cert (--cert-file, --key-file) must be provided for metrics secure url")
-		}
-	}
 }
 
 // tlsVersions are the versions of TLS that may be asked for, the lowest first.
 var tlsVersions = []string{"TLS1.2", "TLS1.3"}
 
 func (c *Config) validateTLS(bad func(string, ...any)) {
+	c.validateClientTLS(bad)
 	for _, v := range []string{c.TLSMin, c.TLSMax} {
 		if v != "" && !slices.Contains(tlsVersions, v) {
 			bad("unexpected TLS version %q (must be one of: %s)", v, strings.Join(tlsVersions, ", "))
@@ -150,6 +142,30 @@ func (c *Config) validateTLS(bad func(string, ...any)) {
 	}
 	if len(c.CipherSuites) > 0 && c.TLSMin == "TLS1.3" {
 		bad("cipher suites cannot be configured when only TLS1.3 is enabled")
+	}
+}
+
+// validateClientTLS compares the client URLs with what there is for TLS.
+func (c *Config) validateClientTLS(bad func(string, ...any)) {
+	t := &c.ClientTLS
+	none := t.CertFile == "" && !t.Auto
+	for _, u := range slices.Concat(c.ListenClient, c.ListenClientHTTP) {
+		switch secure := u.Scheme == "https" || u.Scheme == "unixs"; {
+		case secure && none:
+			bad("TLS key/cert (--cert-file, --key-file) must be provided for client url %s with HTTPS scheme", u.String())
+		case !secure && (t.CertFile != "" || t.Auto):
+			c.Warnings = append(c.Warnings, fmt.Sprintf("the client URL %s is served in cleartext, although there is a certificate for clients: write https:// or unixs:// if it is to be used", u.String()))
+		case !secure && t.ClientCertAuth:
+			c.Warnings = append(c.Warnings, fmt.Sprintf("the client URL %s is served in cleartext: --client-cert-auth has no effect on it", u.String()))
+		}
+	}
+	for i := range c.ListenMetrics {
+		if c.ListenMetrics[i].Scheme == "https" && none {
+			bad("client TLS key/cert (--cert-file, --key-file) must be provided for metrics secure url")
+		}
+	}
+	if t.Auto && t.CertFile != "" {
+		c.Warnings = append(c.Warnings, "--auto-tls has no effect, since --cert-file is given")
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"math"
 	"net"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -215,16 +214,17 @@ func (v size) String() string { return strings.ReplaceAll(humanize.IBytes(uint64
 // Gates are feature gates by name. Only those that were set are present.
 type Gates map[string]bool
 
-// gateDefaults lists etcd's gates with their default and stage (surface.md, section 3.1).
+// gateDefaults lists etcd's gates with their default and stage (surface.md, section
+// 3.1). The two that compare hashes are off in etcd.
 var gateDefaults = map[string]struct {
 	on    bool
 	stage string
 }{
 	"AllAlpha":                     {false, "ALPHA"},
 	"AllBeta":                      {false, "BETA"},
-	"CompactHashCheck":             {false, "ALPHA"},
+	"CompactHashCheck":             {true, "ALPHA"},
 	"FastLeaseKeepAlive":           {true, "BETA"},
-	"InitialCorruptCheck":          {false, "ALPHA"},
+	"InitialCorruptCheck":          {true, "ALPHA"},
 	"LeaseCheckpoint":              {false, "ALPHA"},
 	"LeaseCheckpointPersist":       {false, "ALPHA"},
 	"PriorityRequest":              {false, "ALPHA"},
@@ -286,21 +286,7 @@ func (g Gates) List() []Gate {
 	return out
 }
 
-// MemoryLimit is what this process may use: the cgroup's limit or all RAM.
-func MemoryLimit() int64 {
-	limit := int64(4 << 30) // if nothing can be read
-	if b, err := os.ReadFile("/proc/meminfo"); err == nil {
-		var kib int64
-		if _, err := fmt.Sscanf(string(b), "MemTotal: %d kB", &kib); err == nil {
-			limit = kib << 10
-		}
-	}
-	for _, p := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		if b, err := os.ReadFile(p); err == nil {
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err == nil && n > 0 && n < limit {
-				limit = n
-			}
-		}
-	}
-	return limit
+// On says whether a gate is on.
+func (g Gates) On(name string) bool {
+	return slices.ContainsFunc(g.List(), func(gate Gate) bool { return gate.Name == name && gate.On })
 }

@@ -23,16 +23,21 @@ type Applier struct {
 	mu    sync.Mutex // held while the machine changes
 	m     Machine
 	floor uint64 // index of the snapshot installed last
+
+	failed error // of an earlier step: there are no others after it
 }
 
 // NewApplier returns the applier of m.
 func NewApplier(m Machine) *Applier { return &Applier{m: m} }
 
 // Step applies all entries that no snapshot covers, of which only the last may be a conf change. An error means that the machine's
-// disk failed and the member must stop: what was applied of the entries is unknown.
+// disk failed and the member must stop: what was applied of the entries is unknown. It is that of all later steps, too.
 func (a *Applier) Step(entries []*raftpb.Entry) (Applied, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.failed != nil {
+		return Applied{}, a.failed
+	}
 	done := Applied{Entries: entries}
 	for done.Covered < len(entries) && entries[done.Covered].GetIndex() <= a.floor {
 		done.Covered++
@@ -41,7 +46,8 @@ func (a *Applier) Step(entries []*raftpb.Entry) (Applied, error) {
 	for n := 0; n < len(entries); n = len(done.Results) {
 		results, err := a.m.Apply(entries[n:])
 		if err != nil {
-			return Applied{}, fmt.Errorf("consensus: applying entries %d to %d: %w", entries[n].GetIndex(), entries[len(entries)-1].GetIndex(), err)
+			a.failed = fmt.Errorf("consensus: applying entries %d to %d: %w", entries[n].GetIndex(), entries[len(entries)-1].GetIndex(), err)
+			return Applied{}, a.failed
 		}
 		if len(results) == 0 || len(results) > len(entries)-n {
 			panic(fmt.Sprintf("consensus: the machine answered %d results for %d entries from index %d",

@@ -138,6 +138,6 @@ type Proposal struct {
 	Data []byte
 	// Deadline may shorten Options.RequestTimeout; the zero value does not. It is honoured to within a tick.
 	Deadline time.Time
-	// Done is called exactly once, from a completion worker, in the order in which proposals complete. It must not block.
+	// Done is called exactly once, from a completion worker or the loop, in the order in which proposals complete. It must not block.
 	Done func(Result, error)
 }

@@ -505,6 +505,11 @@ func (c *Core) conf(cs *raftpb.ConfState) {
 	c.learner = slices.Contains(cs.GetLearners(), c.opt.ID)
 }
 
+// alone reports whether there is no other member, voter or learner, to hear from this one.
+func (c *Core) alone() bool {
+	return c.sole && len(c.confState.GetLearners()) == 0 && len(c.confState.GetLearnersNext()) == 0
+}
+
 // standForElection lets a lone voter become leader at once, as soon as it has applied what it knew to be committed when it
 // started: before that raft would refuse, for a conf change may be among it.
 func (c *Core) standForElection() {

@@ -11,10 +11,12 @@ import (
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/engram-kv/engram/internal/clock"
 )
 
-// Node drives a Core in a server: one goroutine for raft, one for the log, one for the machine, one for chores of the log,
-// and two that call back. Its methods may be called from any goroutine and do not block, Run and Close excepted.
+// Node drives a Core in a server: two goroutines take turns at it, one has the log, one the machine, one chores of the log, and two
+// call back. Its methods may be called from any goroutine and do not block, Run and Close excepted.
 type Node struct {
 	opt     Options
 	core    *Core
@@ -33,6 +35,8 @@ type Node struct {
 	read    *queue[ReadCompletion]
 
 	pending, pendingBytes, pendingReads atomic.Int64
+
+	turn turn // of the two goroutines that step core
 
 	failed chan error // the first failure of writer or applier
 
@@ -270,6 +274,7 @@ func (n *Node) Run(ctx context.Context) error {
 	callbacks.Go(n.callBack)
 	callbacks.Go(n.callBackReads)
 
+	context.AfterFunc(ctx, n.in.close) // not when the work under way is done: what comes until then would wait for it
 	err := n.loop(ctx)
 	cancel()
 	n.in.close()
@@ -319,26 +324,28 @@ func (n *Node) finish() {
 	n.read.close()
 }
 
-// loop steps the core whenever something has happened.
+// loop steps the core whenever something has happened. Two goroutines do, so that one is there while the other does work of its
+// own, see mine.
 func (n *Node) loop(ctx context.Context) error {
 	ticker := n.opt.Clock.NewTicker(n.opt.Tick)
 	defer ticker.Stop()
-	var in Input
-	var out Output
-	idle := 0
+	if err := n.rounds(ctx, 0); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	defer cancel()
+	beside.Go(func() {
+		if err := n.goRound(ctx, ticker); err != nil {
+			n.fail(err)
+		}
+	})
+	return n.goRound(ctx, ticker)
+}
+
+func (n *Node) goRound(ctx context.Context, ticker clock.Ticker) error {
 	for {
-		in.Now = n.opt.Clock.Now()
-		if in.Ticks > 0 {
-			n.cell.ticked.Store(int64(in.Now.Sub(n.born)))
-		}
-		n.core.Step(&in, &out)
-		n.dispatch(&out)
-		if err := n.core.Err(); err != nil {
-			return err
-		}
-		if in.Ticks > 0 {
-			idle = n.onTick(&out, idle)
-		}
 		ticks := 0
 		select {
 		case <-ctx.Done():
@@ -349,21 +356,117 @@ func (n *Node) loop(ctx context.Context) error {
 			ticks = 1
 		case <-n.in.wake:
 		}
-		in = n.in.take(in)
-		in.Ticks = ticks
+		if err := n.rounds(ctx, ticks); err != nil {
+			return err
+		}
 	}
 }
 
-// dispatch gives everyone their share. What this member shows of itself comes first, see cell.
-func (n *Node) dispatch(out *Output) {
+// turn is what a round works with.
+type turn struct {
+	sync.Mutex
+	in    Input
+	out   Output
+	idle  int               // see onTick
+	busy  bool              // a goroutine of the loop has work of its own: not more than one, so that the other is there
+	later []*raftpb.Message // what it is to write after that; the writer's queue is claimed for it
+	err   error
+}
+
+// rounds steps the core with everything that waits, and again after each work of its own, which nobody else is woken for.
+func (n *Node) rounds(ctx context.Context, ticks int) error {
+	own, err := n.round(ticks, false)
+	for err == nil && own.any() {
+		if err = n.do(ctx, own); err != nil {
+			n.turn.Lock()
+			n.turn.err = err
+			n.turn.Unlock()
+		}
+		own, err = n.round(0, true)
+	}
+	return err
+}
+
+// round is one step. Done says that the work that the caller had from the round before is done.
+func (n *Node) round(ticks int, done bool) (own mine, err error) {
+	t := &n.turn
+	t.Lock()
+	defer t.Unlock()
+	if done {
+		t.busy = false
+	}
+	if t.err != nil {
+		n.queueLater()
+		return own, t.err
+	}
+	t.in = n.in.take(t.in)
+	t.in.Now, t.in.Ticks = n.opt.Clock.Now(), ticks
+	if ticks > 0 {
+		n.cell.ticked.Store(int64(t.in.Now.Sub(n.born)))
+	}
+	n.core.Step(&t.in, &t.out)
+	t.err = n.core.Err()
+	own = n.dispatch(&t.out)
+	if t.err == nil && ticks > 0 {
+		t.idle = n.onTick(&t.out, t.idle)
+	}
+	return own, t.err
+}
+
+// fewItems is up to how many entries or callbacks the loop of a lone member takes upon itself, and fewBytes how many bytes of
+// entries: what a handful of clients have in flight, each waiting for its answer.
+const (
+	fewItems = 8
+	fewBytes = 64 << 10
+)
+
+// mine is work of the applier's or of the writer's that a goroutine of the loop does itself: one of the two, whose queue is claimed.
+type mine struct {
+	apply  []*raftpb.Entry
+	append []*raftpb.Message
+}
+
+func (m *mine) any() bool { return len(m.apply) > 0 || len(m.append) > 0 }
+
+// dispatch gives everyone their share, and returns what is left to the goroutine itself. What this member shows of itself comes
+// first, see cell.
+//
+// A member that is alone does the work of a goroutine that is idle itself if it is little: with few clients a write would otherwise
+// be handed on five times, and waking a goroutine costs more than most of what they do. Nobody is kept waiting for it: there are no
+// peers to send messages to, and the loop's other goroutine sees to what happens meanwhile. What was applied is answered before
+// more is written.
+func (n *Node) dispatch(out *Output) (own mine) {
+	t := &n.turn
 	n.cell.publish(n.core)
 	if len(out.Send) > 0 {
 		n.send(out.Send)
 	}
-	n.toWrite.put(out.Append...)
-	n.toApply.put(out.Apply...)
-	n.done.put(out.Completions...)
+	alone := n.core.alone()
+	if alone && len(out.Completions) > 0 && len(out.Completions) <= fewItems && n.done.claim() {
+		n.complete(out.Completions)
+		n.done.work.Unlock()
+	} else {
+		n.done.put(out.Completions...)
+	}
 	n.read.put(out.Reads...)
+	free := alone && !t.busy && t.err == nil
+	if free && len(out.Apply) > 0 && few(out.Apply) && n.toApply.claim() {
+		own.apply = slices.Clone(out.Apply)
+	} else {
+		n.toApply.put(out.Apply...)
+	}
+	if free && len(out.Append) > 0 && fewAppends(out.Append) && (len(t.later) > 0 || n.toWrite.claim()) {
+		t.later = append(t.later, out.Append...)
+	} else if len(out.Append) > 0 {
+		n.queueLater()
+		n.toWrite.put(out.Append...)
+	}
+	if t.err != nil || !alone {
+		n.queueLater()
+	} else if free && len(own.apply) == 0 {
+		own.append, t.later = t.later, nil
+	}
+	t.busy = t.busy || own.any()
 	if out.CutTo != 0 || out.Prefetch.Hi != 0 {
 		n.chores.put(chore{out.CutTo, out.Prefetch})
 	}
@@ -376,6 +479,43 @@ func (n *Node) dispatch(out *Output) {
 	if out.StartFlush {
 		n.opt.StartFlush()
 	}
+	return own
+}
+
+// queueLater leaves to the writer what was to be written by the loop.
+func (n *Node) queueLater() {
+	if t := &n.turn; len(t.later) > 0 {
+		n.toWrite.put(t.later...)
+		t.later = nil
+		n.toWrite.work.Unlock()
+	}
+}
+
+// do does the work of one's own.
+func (n *Node) do(ctx context.Context, own mine) error {
+	if len(own.apply) > 0 {
+		defer n.toApply.work.Unlock()
+		return n.applyAll(own.apply, n.in.mu.Unlock)
+	}
+	defer n.toWrite.work.Unlock()
+	return n.writeAll(ctx, own.append, n.in.mu.Unlock)
+}
+
+func few(entries []*raftpb.Entry) bool {
+	size := 0
+	for _, e := range entries {
+		size += len(e.GetData())
+	}
+	return len(entries) <= fewItems && size <= fewBytes
+}
+
+func fewAppends(appends []*raftpb.Message) bool {
+	for _, m := range appends {
+		if !few(m.GetEntries()) || m.GetSnapshot() != nil {
+			return false
+		}
+	}
+	return len(appends) <= fewItems
 }
 
 func (n *Node) send(msgs []*raftpb.Message) {

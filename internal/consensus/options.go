@@ -62,7 +62,8 @@ type Options struct {
 	MaxReads         int
 	MaxReceived      int
 	MaxReceivedBytes int64
-	// MaxBacklog is how many committed entries may wait to be applied before proposals are refused (5000).
+	// MaxBacklog is how many committed entries may wait to be applied before proposals are refused (50,000: more than a second's, as
+	// the 5,000 of real members are at their rate; fewer are passed in any hiccup of a follower's disk). They wait in the log.
 	MaxBacklog uint64
 
 	// RequestTimeout ends a proposal or read without answer (5 s and two election time-outs). ReadRetry is after how long
@@ -73,6 +74,12 @@ type Options struct {
 	// Gate is asked before proposals, and appends of a leader, are taken: its error refuses them with the reason, and nothing
 	// reaches the log. It is called often and must be cheap. Nil lets everything pass.
 	Gate func() error
+	// Pass is asked of each proposal while Gate is shut, whose data it may look at: nil lets it pass all the same, as what frees
+	// space must while there is room for it. Its error is the reason. Nil lets none pass.
+	Pass func(data []byte) error
+	// LastGate is asked before appends of a leader are taken while Gate is shut. It stays open for as long as Pass may let anything
+	// pass: what frees space may stand behind what was taken before the gate shut, so they pass whatever they hold. Nil is Gate.
+	LastGate func() error
 
 	// DurableApplied returns the last index the machine has made durable: the log may be cut below it. Called once a tick. Nil
 	// means that all applied entries are durable.
@@ -110,7 +117,7 @@ func (o Options) withDefaults() (Options, error) {
 	o.MaxReads = cmp.Or(o.MaxReads, 65536)
 	o.MaxReceived = cmp.Or(o.MaxReceived, 4096)
 	o.MaxReceivedBytes = cmp.Or(o.MaxReceivedBytes, 64<<20)
-	o.MaxBacklog = cmp.Or(o.MaxBacklog, 5000)
+	o.MaxBacklog = cmp.Or(o.MaxBacklog, 50_000)
 	o.RequestTimeout = cmp.Or(o.RequestTimeout, 5*time.Second+2*o.electionTimeout())
 	o.ReadRetry = cmp.Or(o.ReadRetry, 500*time.Millisecond)
 	o.FlushLogBytes = cmp.Or(o.FlushLogBytes, 256<<20)
@@ -132,6 +139,12 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.Gate == nil {
 		o.Gate = func() error { return nil }
+	}
+	if o.Pass == nil {
+		o.Pass = func([]byte) error { return o.Gate() }
+	}
+	if o.LastGate == nil {
+		o.LastGate = o.Gate
 	}
 	if o.StartFlush == nil {
 		o.StartFlush = func() {}

@@ -23,6 +23,9 @@ func (c *Core) register(in *Input, out *Output) {
 			deadline = p.Deadline
 		}
 		err := refused
+		if err != nil {
+			err = c.opt.Pass(p.Data)
+		}
 		if err == nil && c.commit > c.applied+c.opt.MaxBacklog {
 			err = fmt.Errorf("%d entries are committed and not yet applied: %w", c.commit-c.applied, ErrTooManyRequests)
 		}

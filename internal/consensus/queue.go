@@ -8,7 +8,10 @@ type queue[T any] struct {
 	mu     sync.Mutex
 	filled sync.Cond
 	items  []T
+	parked bool // the consumer waits in take
 	closed bool
+
+	work sync.Mutex // held by whoever works off what was taken, where the producer may do so, see claim
 }
 
 func newQueue[T any]() *queue[T] {
@@ -40,12 +43,22 @@ func (q *queue[T]) take(spare []T) ([]T, bool) {
 		if q.closed {
 			return nil, false
 		}
+		q.parked = true
 		q.filled.Wait()
+		q.parked = false
 	}
 	items := q.items
 	clear(spare)
 	q.items = spare[:0]
 	return items, true
+}
+
+// claim lets the only producer do the consumer's work, if the consumer has nothing to do: true if so, and then the work lock is held.
+// What is put meanwhile waits for it, so the order is kept.
+func (q *queue[T]) claim() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.parked && len(q.items) == 0 && !q.closed && q.work.TryLock()
 }
 
 func (q *queue[T]) len() int {

@@ -12,7 +12,8 @@ import (
 )
 
 // receive steps messages of peers. With the gate shut this member takes no entries, whoever they come from, and so
-// acknowledges none; it still hears heartbeats and votes, so that the cluster keeps its leader.
+// acknowledges none, but for those of Options.LastGate; it still hears heartbeats and votes, so that the cluster keeps its
+// leader.
 func (c *Core) receive(msgs []*raftpb.Message) {
 	if len(msgs) == 0 {
 		return
@@ -23,8 +24,10 @@ func (c *Core) receive(msgs []*raftpb.Message) {
 			c.refuse(m, err)
 			continue
 		}
-		if shut && len(m.GetEntries()) > 0 && (m.GetType() == raftpb.MsgApp || m.GetType() == raftpb.MsgProp) {
-			continue
+		if shut {
+			if m = c.passing(m); m == nil {
+				continue
+			}
 		}
 		switch m.GetType() {
 		case raftpb.MsgAppResp:
@@ -35,6 +38,28 @@ func (c *Core) receive(msgs []*raftpb.Message) {
 		}
 		c.step(m)
 	}
+}
+
+// passing returns what is taken of a message while the gate is shut, nil if nothing is. Of proposals that another member passes on in
+// one message each is asked for by itself, as it would be here: what frees space may travel with what does not. Appends stay whole.
+func (c *Core) passing(m *raftpb.Message) *raftpb.Message {
+	switch {
+	case len(m.GetEntries()) == 0:
+	case m.GetType() == raftpb.MsgApp && c.opt.LastGate() != nil:
+		return nil
+	case m.GetType() == raftpb.MsgProp:
+		var entries []*raftpb.Entry
+		for _, e := range m.GetEntries() {
+			if e.GetType() == raftpb.EntryNormal && c.opt.Pass(e.GetData()) == nil {
+				entries = append(entries, e)
+			}
+		}
+		if len(entries) == 0 {
+			return nil
+		}
+		return &raftpb.Message{Type: m.Type, From: m.From, To: m.To, Entries: entries}
+	}
+	return m
 }
 
 // refusedPause is how often refused messages are logged: whoever sends one may send many.
@@ -157,7 +182,7 @@ func (c *Core) checkHeartbeat(m *raftpb.Message) error {
 	if m.GetCommit() <= c.last || m.GetTerm() < c.term {
 		return nil
 	}
-	err := fmt.Errorf("%w: the leader, %x, knows that index %d was acknowledged here, the log ends at %d: remove this member, and add it again with an empty data directory",
+	err := fmt.Errorf("%w: the leader, %x, knows that index %d was acknowledged here, the log ends at %d: rebuild this member from its peers with `engram ctl rebuild`",
 		ErrLogLost, m.GetFrom(), m.GetCommit(), c.last)
 	if slices.Contains(c.voters, m.GetFrom()) && c.failed == nil {
 		c.failed = err

@@ -35,6 +35,7 @@ type script struct {
 	ids       *IDs
 	durable   uint64
 	gate      error
+	lastGate  error
 	connected map[uint64]time.Time
 	opt       Options
 
@@ -155,6 +156,13 @@ func (s *script) open(voters []uint64) string {
 	}
 	s.opt.ID, s.opt.Log, s.opt.Machine, s.opt.IDs = 1, s.log, s.machine, s.ids
 	s.opt.Gate = func() error { return s.gate }
+	s.opt.LastGate = func() error { return s.lastGate }
+	s.opt.Pass = func(data []byte) error {
+		if strings.Contains(string(data), "free") {
+			return s.lastGate
+		}
+		return s.gate
+	}
 	s.opt.Transport = s
 	core, err := NewCore(s.opt, s.now)
 	if err != nil {
@@ -272,8 +280,11 @@ func (s *script) run(d *datadriven.TestData) string {
 		return ""
 	case "gate":
 		s.gate = nil
-		if d.HasArg("shut") {
+		if d.HasArg("shut") || d.HasArg("freeing") {
 			s.gate = errors.New("no space left")
+		}
+		if s.lastGate = nil; d.HasArg("shut") {
+			s.lastGate = s.gate
 		}
 		return ""
 	case "connect":

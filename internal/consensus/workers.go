@@ -28,12 +28,14 @@ func (n *Node) write(ctx context.Context) {
 			}
 			appends = append(appends, m)
 		}
-		err := n.writeAll(ctx, appends)
+		n.toWrite.work.Lock()
+		err := n.writeAll(ctx, appends, n.in.shut)
 		if err == nil && mark && len(appends) == 0 {
 			if err = n.opt.Log.Mark(); err != nil {
 				err = fmt.Errorf("consensus: marking the log: %w", err)
 			}
 		}
+		n.toWrite.work.Unlock()
 		if err != nil {
 			n.fail(err)
 			return
@@ -46,24 +48,14 @@ const noSpaceRetry = time.Second
 
 // writeAll writes, waiting for as long as the disk has no room: nothing was promised yet, and others are told to stop by
 // Options.Gate. It gives up silently when the member stops.
-func (n *Node) writeAll(ctx context.Context, appends []*raftpb.Message) error {
+func (n *Node) writeAll(ctx context.Context, appends []*raftpb.Message, shut func()) error {
 	if len(appends) == 0 {
 		return nil
 	}
 	for tries := 0; ; tries++ {
-		stored, send, err := n.writer.Step(appends)
+		err := n.writeOnce(appends, shut)
 		if !errors.Is(err, raftlog.ErrNoSpace) {
-			if err != nil {
-				return err
-			}
-			if len(send) > 0 {
-				n.send(send)
-			}
-			if len(stored) > 0 && n.in.open() {
-				n.in.in.Stored = append(n.in.in.Stored, stored...)
-				n.in.shut()
-			}
-			return nil
+			return err
 		}
 		if tries == 0 {
 			n.opt.Logger.Error("the disk is full: the raft log waits for space", "error", err)
@@ -78,6 +70,22 @@ func (n *Node) writeAll(ctx context.Context, appends []*raftpb.Message) error {
 	}
 }
 
+// writeOnce has the log writer do a step and passes its answers on. Shut closes the mailbox.
+func (n *Node) writeOnce(appends []*raftpb.Message, shut func()) error {
+	stored, send, err := n.writer.Step(appends)
+	if err != nil {
+		return err
+	}
+	if len(send) > 0 {
+		n.send(send)
+	}
+	if len(stored) > 0 && n.in.open() {
+		n.in.in.Stored = append(n.in.in.Stored, stored...)
+		shut()
+	}
+	return nil
+}
+
 // apply is the applier's goroutine.
 func (n *Node) apply() {
 	for {
@@ -86,16 +94,27 @@ func (n *Node) apply() {
 		if !ok {
 			return
 		}
-		applied, err := n.applier.Step(entries)
+		n.toApply.work.Lock()
+		err := n.applyAll(entries, n.in.shut)
+		n.toApply.work.Unlock()
 		if err != nil {
 			n.fail(err)
 			return
 		}
-		// Unlike all else this is also taken from a mailbox that is closed: finish looks for it.
-		n.in.mu.Lock()
-		n.in.in.Applied = append(n.in.in.Applied, applied)
-		n.in.shut()
 	}
+}
+
+// applyAll has the applier do a step, which keeps entries, and passes its report on. Shut closes the mailbox.
+func (n *Node) applyAll(entries []*raftpb.Entry, shut func()) error {
+	applied, err := n.applier.Step(entries)
+	if err != nil {
+		return err
+	}
+	// Unlike all else this is also taken from a mailbox that is closed: finish looks for it.
+	n.in.mu.Lock()
+	n.in.in.Applied = append(n.in.in.Applied, applied)
+	shut()
+	return nil
 }
 
 // chore is work on the log that is not on the way of a write. The zero chore only prepares the next segment.
@@ -147,13 +166,19 @@ func (n *Node) callBack() {
 		if list, ok = n.done.take(list); !ok {
 			return
 		}
-		size := 0
-		for i := range list {
-			size += list[i].Size
-			list[i].Done(list[i].Result, list[i].Err)
-		}
-		n.release(len(list), size)
+		n.done.work.Lock()
+		n.complete(list)
+		n.done.work.Unlock()
 	}
+}
+
+func (n *Node) complete(list []Completion) {
+	size := 0
+	for i := range list {
+		size += list[i].Size
+		list[i].Done(list[i].Result, list[i].Err)
+	}
+	n.release(len(list), size)
 }
 
 // callBackReads calls reads back. It is a goroutine of its own because reads may be answered in the callback, and writes

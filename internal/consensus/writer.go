@@ -20,6 +20,7 @@ type LogWriter struct {
 	appends []raftlog.Append
 	stored  []*raftpb.Message
 	send    []*raftpb.Message
+	failed  error // of an earlier step: there are no others after it
 
 	// confs are the indexes of conf changes in the log that were not seen to be committed; heard says that a commit index was
 	// written since the start, before which there may be others.
@@ -34,9 +35,17 @@ func NewLogWriter(id uint64, l Log, a *Applier) *LogWriter {
 
 // Step writes everything in appends, with one sync for all of it if any of it promises something. If there is a snapshot, it
 // waits for the applier and installs it. It returns the answers that may go out now: stored to this member's own Core, send to its
-// peers; both lists are the writer's again at the next step. After raftlog.ErrNoSpace the same step may be tried again; after any
-// other error nothing may be sent or written any more: bytes that were to be durable may not be.
+// peers; both lists are the writer's again at the next step. After raftlog.ErrNoSpace the same step may be tried again; any other
+// error is that of all later steps, too: bytes that were to be durable may not be, so nothing may be sent or written any more.
 func (w *LogWriter) Step(appends []*raftpb.Message) (stored, send []*raftpb.Message, err error) {
+	if w.failed != nil {
+		return nil, nil, w.failed
+	}
+	defer func() {
+		if err != nil && !errors.Is(err, raftlog.ErrNoSpace) {
+			w.failed = err
+		}
+	}()
 	clear(w.stored)
 	clear(w.send)
 	w.stored, w.send = w.stored[:0], w.send[:0]

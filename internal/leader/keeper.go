@@ -1,13 +1,15 @@
 // Package leader does the jobs that only the leader does: it expires leases,
-// checkpoints what is left of them, and compacts history on schedule.
+// checkpoints what is left of them, compacts history on schedule, clears the
+// alarm of a store that is no longer full, and compares hashes with the others.
 //
 // It changes nothing itself: each job ends in a proposed command. Keeper is the
-// main type. Invariants:
+// main type, Checker the one that compares. Invariants:
 //
 //	D1: nothing is proposed before this member has applied an entry of its own
 //	    term (Promote), and nothing after it has heard that it no longer leads.
 //	D2: a member that was itself stalled extends leases rather than revoke them.
 //	D3: at most MaxRevokes revocations are in flight.
+//	D4: no alarm CORRUPT is raised for a difference that was seen only once.
 package leader
 
 import (
@@ -42,6 +44,8 @@ type Proposer interface {
 	Revoke(id int64, done func(error))
 	Checkpoint(r *pb.LeaseCheckpointRequest, done func(error))
 	Compact(revision int64, done func(error))
+	// ClearNoSpace proposes the end of every alarm NOSPACE.
+	ClearNoSpace(done func(error))
 }
 
 // Options configure a Keeper. Lessor and Proposer are required.
@@ -52,6 +56,9 @@ type Options struct {
 	Compactor *Compactor
 	// Revision is the store's newest revision.
 	Revision func() int64
+	// SpaceUse says how full the store is. Nil leaves the alarm NOSPACE to people;
+	// ok is false while it must be left to them.
+	SpaceUse func() (u SpaceUse, ok bool)
 	// ElectionTimeout is what leases live longer at a change of leader.
 	ElectionTimeout time.Duration
 	Clock           clock.Clock
@@ -71,6 +78,7 @@ type Keeper struct {
 	// Run's own:
 	leads uint64    // the term that it leads in, or 0
 	last  time.Time // when it last looked at the clock
+	space Space
 }
 
 // New returns a keeper that follows.
@@ -127,6 +135,7 @@ func (k *Keeper) Run(ctx context.Context) {
 		}
 		k.leases(ctx, now, ticker.C())
 		k.compact(now)
+		k.clearNoSpace(now)
 	}
 }
 
@@ -149,6 +158,7 @@ func (k *Keeper) change(term uint64, now time.Time) {
 		return
 	}
 	k.o.Lessor.Promote(now, k.o.ElectionTimeout)
+	k.space.Reset()
 	if k.o.Compactor != nil {
 		k.o.Compactor.Reset()
 	}
@@ -213,5 +223,26 @@ func (k *Keeper) compact(now time.Time) {
 			return
 		}
 		k.o.Logger.Info("automatic compaction", "revision", revision)
+	})
+}
+
+func (k *Keeper) clearNoSpace(now time.Time) {
+	if k.o.SpaceUse == nil {
+		return
+	}
+	u, ok := k.o.SpaceUse()
+	if !ok {
+		k.space.Reset()
+		return
+	}
+	if !k.space.Step(now, u) {
+		return
+	}
+	k.o.Proposer.ClearNoSpace(func(err error) {
+		if err != nil {
+			k.o.Logger.Warn("clearing alarm NOSPACE failed, it is tried again", "error", err)
+			return
+		}
+		k.o.Logger.Info("the store is well below its quota again: alarm NOSPACE is cleared", "usage-bytes", u.UsageBytes, "quota-bytes", u.QuotaBytes)
 	})
 }

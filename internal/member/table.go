@@ -302,6 +302,9 @@ func (t *Table) SetDowngrade(b *storage.Batch, r *membershippb.DowngradeInfoSetR
 	b.Set(storage.RowKey(storage.TableCluster, []byte(rowDowngrade)), mustJSON(d))
 }
 
+// Row returns a member's row, for whoever makes a store without running entries.
+func Row(m Member) (key, value []byte) { return memberKey(storage.TableMember, m.ID), mustJSON(m) }
+
 func memberKey(t storage.Table, id uint64) []byte {
 	return storage.RowKey(t, strconv.AppendUint(nil, id, 16))
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"os"
 	"runtime"
 	"sync"
@@ -325,15 +326,42 @@ func (v *saver) save(r Root, applied uint64) error {
 }
 
 func (v *saver) write(r Root, applied uint64) (err error) {
+	out := limited{room: math.MaxInt64}
+	if v.s.o.Room != nil {
+		out.room = v.s.o.Room()
+	}
 	f, err := storage.CreateFile(v.s.o.FS, v.path(checkpointTemp), checkpointCategory)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := writeCheckpoint(f, r, applied); err != nil {
+	defer func() {
+		if err = errors.Join(err, f.Close()); err != nil {
+			// What a disk had no room for must not go on taking it.
+			err = errors.Join(err, v.s.o.FS.Remove(v.path(checkpointTemp)))
+		}
+	}()
+	out.w = f
+	if err := writeCheckpoint(&out, r, applied); err != nil {
 		return err
 	}
 	return f.Sync()
+}
+
+// errNoRoom says that a checkpoint was given up because it would have taken more
+// than Options.Room.
+var errNoRoom = errors.New("the disk has too little room for it")
+
+// limited is a writer that has room for so many bytes.
+type limited struct {
+	w    io.Writer
+	room int64
+}
+
+func (l *limited) Write(b []byte) (int, error) {
+	if l.room -= int64(len(b)); l.room < 0 {
+		return 0, errNoRoom
+	}
+	return l.w.Write(b)
 }
 
 // remove deletes the file, durably.

@@ -102,6 +102,12 @@ func (s *Store) tombstoneAt(rev int64) bool {
 // compaction newer than r has begun: the caller may try again with a newer
 // Root.
 func (s *Store) HashKV(ctx context.Context, r Root, rev int64) (HashResult, error) {
+	return s.HashKVPaced(ctx, r, rev, nil)
+}
+
+// HashKVPaced is HashKV that calls pace, if it is not nil, with the bytes it has
+// read since the last call, from time to time. Its error ends the hash.
+func (s *Store) HashKVPaced(ctx context.Context, r Root, rev int64, pace func(bytes int) error) (HashResult, error) {
 	if h, ok := s.hashes.find(rev); ok {
 		return HashResult{Hash: h.hash, CompactRevision: h.compacted, HashRevision: h.revision, Revision: r.revision}, nil
 	}
@@ -117,7 +123,7 @@ func (s *Store) HashKV(ctx context.Context, r Root, rev int64) (HashResult, erro
 	res := HashResult{CompactRevision: r.compacted, HashRevision: rev, Revision: r.revision}
 	var h recordHash
 	if rev > 0 {
-		if err := s.hashTo(ctx, r, rev, &h); err != nil {
+		if err := s.hashTo(ctx, r, rev, &h, pace); err != nil {
 			return HashResult{}, err
 		}
 	}
@@ -125,7 +131,10 @@ func (s *Store) HashKV(ctx context.Context, r Root, rev int64) (HashResult, erro
 	return res, nil
 }
 
-func (s *Store) hashTo(ctx context.Context, r Root, rev int64, h *recordHash) error {
+// paceBytes is how much is hashed between two calls of pace.
+const paceBytes = 1 << 20
+
+func (s *Store) hashTo(ctx context.Context, r Root, rev int64, h *recordHash, pace func(bytes int) error) error {
 	keepSome := liveAt(r.index, rev)
 	if !keepSome && s.finishedNow.Load() < r.compacted {
 		select {
@@ -142,8 +151,17 @@ func (s *Store) hashTo(ctx context.Context, r Root, rev int64, h *recordHash) er
 		return nil
 	}
 	check := walkCheck{ctx: ctx}
+	var failed error
+	read := 0
 	err := s.eachRecord(ctx, lower, upper, pinned, func(rec *logRecord) bool {
 		if check.stop() {
+			return false
+		}
+		if read += len(rec.KV); pace != nil && read >= paceBytes {
+			failed = pace(read)
+			read = 0
+		}
+		if failed != nil {
 			return false
 		}
 		if rec.rev.Main == r.compacted && rec.Tombstone {
@@ -160,7 +178,7 @@ func (s *Store) hashTo(ctx context.Context, r Root, rev int64, h *recordHash) er
 		h.add(rec)
 		return true
 	})
-	return errors.Join(err, ctx.Err())
+	return errors.Join(err, failed, ctx.Err())
 }
 
 // hashCache keeps the hashes of the newest compactions.

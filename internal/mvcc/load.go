@@ -31,7 +31,9 @@ func (s *Store) load(m meta) error {
 	case err == nil:
 		err = s.loadTail(revision)
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, errCheckpoint), errors.Is(err, errAhead), errors.Is(err, errStale):
-		if !errors.Is(err, os.ErrNotExist) {
+		if s.o.unusable != nil {
+			s.o.unusable(err)
+		} else if !errors.Is(err, os.ErrNotExist) {
 			s.log.Warn("index checkpoint is of no use, reading all records", "error", err)
 			if err := s.saver.remove(); err != nil {
 				return err

@@ -256,6 +256,17 @@ func (d *differential) compareRange(v pinnedView) {
 	if !slices.EqualFunc(got.KVs, want.KVs, bytes.Equal) || got.Count != want.Count || got.More != want.More || got.Bytes != want.Bytes {
 		d.t.Fatalf("range %q %q %+v at %d:\ngot  %s\nwant %s", key, end, o, v.model.revision, show(got), show(want))
 	}
+	o.MemoryOnly = true
+	switch quick, err := v.Range(context.Background(), key, end, o); {
+	case errors.Is(err, ErrNotInMemory):
+		d.seen["range not in memory"]++
+	case err != nil && !v.Stale():
+		d.t.Fatalf("range %q %q %+v: %v", key, end, o, err)
+	case err == nil && (!slices.EqualFunc(quick.KVs, got.KVs, bytes.Equal) || quick.Count != got.Count || quick.More != got.More || quick.Bytes != got.Bytes):
+		d.t.Fatalf("range %q %q %+v of memory alone: %s, else %s", key, end, o, show(quick), show(got))
+	default:
+		d.seen["range in memory"]++
+	}
 	d.seen[fmt.Sprintf("range target %d order %d", o.Target, o.Order)]++
 	if len(got.KVs) > 0 {
 		d.seen["range with keys"]++
@@ -457,7 +468,7 @@ func TestModel(t *testing.T) {
 			}
 		})
 	}
-	for _, k := range []string{"changing txn", "history", "hash", "cached hash", "crash that lost batches", "reopen", "range with keys",
+	for _, k := range []string{"changing txn", "history", "hash", "cached hash", "crash that lost batches", "reopen", "range with keys", "range in memory", "range not in memory",
 		"range: " + ErrCompacted.Error(), "range: " + ErrFutureRevision.Error(), "read of a deleted record"} {
 		if seen[k] == 0 {
 			t.Errorf("the generator never made: %s", k)

@@ -43,6 +43,9 @@ var (
 	ErrFutureRevision = errors.New("required revision is a future revision")
 	// ErrTooBig says that an answer would pass RangeOptions.MaxBytes.
 	ErrTooBig = errors.New("answer is too big")
+	// ErrNotInMemory says that an answer takes more than RangeOptions.MemoryOnly
+	// allows.
+	ErrNotInMemory = errors.New("answer is not in memory")
 )
 
 // Options configure a Store. Only Storage is needed.
@@ -62,6 +65,9 @@ type Options struct {
 	// being asked for; the rest comes as it is read. Default 256 MiB; negative
 	// means nothing.
 	WarmBytes int64
+	// OnWarm is called once, by CompactStep, when that reading is over. It must
+	// not block.
+	OnWarm func()
 	// ViewAge is how long physical deletion waits for a view that is older
 	// than the compaction; afterwards such a view may answer ErrCompacted.
 	// 0 means 10 s; negative means it does not wait.
@@ -81,6 +87,9 @@ type Options struct {
 	// volume. It bounds the records that a start after a crash reads one by one.
 	// Default 20 s.
 	CheckpointInterval time.Duration
+	// Room returns how many bytes the disk has for a checkpoint. One that takes
+	// more is given up: the next start is slower. Nil means enough.
+	Room func() int64
 
 	// Now is the clock that paces background work; it never influences what a
 	// read answers. Default time.Now.
@@ -92,6 +101,8 @@ type Options struct {
 	Logger *slog.Logger // nil means discard
 
 	slabBytes int // for tests; 0 means 1 MiB
+	// unusable is told why a checkpoint is of no use, and keeps files as they are.
+	unusable func(error)
 }
 
 // Root is one immutable moment of the store. It is a small value; whoever
@@ -172,6 +183,9 @@ type RangeOptions struct {
 	// NoCount leaves RangeResult.Count 0: for the later chunks of a stream,
 	// which move the start of the range past the last key they got.
 	NoCount bool
+	// MemoryOnly has the read end with ErrNotInMemory at once if it would touch
+	// the disk, look at many keys, or at what is no longer the present.
+	MemoryOnly bool
 }
 
 // RangeResult is the answer to a Range.
@@ -180,6 +194,9 @@ type RangeResult struct {
 	Count int64    // keys in the range, whatever limit and filters left of them
 	More  bool     // the limit cut keys off
 	Bytes int64    // sum of the lengths of KVs
+	// Pins is the memory that is not freed as long as KVs are held: values share
+	// slabs. It is 0 for a read of memory alone, whose KVs are few.
+	Pins int64
 }
 
 // HashResult is the answer to HashKV.

@@ -20,17 +20,58 @@ func (v *View) Range(ctx context.Context, key, end []byte, o RangeOptions) (Rang
 	if err != nil {
 		return RangeResult{}, err
 	}
+	if len(end) == 0 && !o.KeysOnly && !o.CountOnly && !o.filtered() {
+		return v.one(ctx, key, v.at(rev), &o)
+	}
 	r := reader{v: v, ctx: ctx, o: o, index: v.root.index, at: v.at(rev), key: key, end: end}
 	if r.at != 0 {
 		if ix, ok := v.store.pages.find(rev); ok {
 			r.index, r.at = ix, 0
 		}
 	}
+	if o.MemoryOnly && !r.isQuick() {
+		return RangeResult{}, ErrNotInMemory
+	}
 	res, err := r.run()
 	if res.More && r.at == 0 && v.published {
 		v.store.pages.keep(rev, r.index, v.store.o.Now())
 	}
 	return res, err
+}
+
+// one is Range for a single key, of which the whole is asked for.
+func (v *View) one(ctx context.Context, key []byte, at int64, o *RangeOptions) (res RangeResult, err error) {
+	if err := ctx.Err(); err != nil {
+		return res, err
+	}
+	if o.MemoryOnly && at != 0 {
+		return res, ErrNotInMemory
+	}
+	it, ok := v.root.index.Get(key, at)
+	if !ok {
+		return res, nil
+	}
+	if err := o.tooBig(int64(it.Size)); err != nil {
+		return res, err
+	}
+	kv := v.store.values.get(it.Ref)
+	if kv == nil {
+		kv = v.shadowed[it.Mod]
+	}
+	switch {
+	case kv != nil:
+	case o.MemoryOnly:
+		return res, ErrNotInMemory
+	default:
+		if kv, err = v.Value(it); err != nil {
+			return res, err
+		}
+	}
+	res.KVs, res.Bytes = [][]byte{kv}, int64(len(kv))
+	if !o.NoCount {
+		res.Count = 1
+	}
+	return res, nil
 }
 
 // reader runs one Range.
@@ -48,6 +89,25 @@ type reader struct {
 	kvs     [][]byte
 	fresh   int64 // bytes of the items since the last order
 	ordered bool  // the first items are no longer in key order
+
+	last  *slab // that pinned has counted
+	slabs map[*slab]struct{}
+	pins  int64 // bytes of those
+}
+
+// quickKeys bounds the keys that a read of memory alone looks at.
+const quickKeys = 1024
+
+// isQuick says that the read looks at few keys and bytes of the present.
+func (r *reader) isQuick() bool {
+	if r.at != 0 {
+		return false
+	}
+	if len(r.end) == 0 || r.o.CountOnly {
+		return true
+	}
+	keys, size := r.index.Count(r.key, r.end)
+	return keys <= quickKeys && (r.o.MaxBytes == 0 || size <= r.o.MaxBytes)
 }
 
 func (r *reader) run() (res RangeResult, err error) {
@@ -58,7 +118,11 @@ func (r *reader) run() (res RangeResult, err error) {
 	if err := r.gather(); err != nil {
 		return res, err
 	}
-	if !r.o.NoCount {
+	switch all := !r.o.filtered() && (r.o.Limit <= 0 || len(r.end) == 0); {
+	case r.o.NoCount:
+	case all:
+		res.Count = int64(len(r.items)) // each of them was gathered
+	default:
 		res.Count = r.count()
 	}
 	if err := r.order(); err != nil {
@@ -82,7 +146,10 @@ func (r *reader) run() (res RangeResult, err error) {
 	for _, kv := range r.kvs {
 		res.Bytes += int64(len(kv))
 	}
-	return res, r.tooBig(res.Bytes)
+	if !r.o.MemoryOnly {
+		res.Pins = max(r.pins, res.Bytes)
+	}
+	return res, r.o.tooBig(res.Bytes)
 }
 
 func (r *reader) count() int64 {
@@ -99,9 +166,7 @@ func (r *reader) cutInKeyOrder() bool {
 	return r.o.Order == OrderNone || r.o.Target == TargetKey && r.o.Order == OrderAscend
 }
 
-func (r *reader) filtered() bool {
-	return r.o.MinMod|r.o.MaxMod|r.o.MinCreate|r.o.MaxCreate != 0
-}
+func (o *RangeOptions) filtered() bool { return o.MinMod|o.MaxMod|o.MinCreate|o.MaxCreate != 0 }
 
 func (r *reader) passes(it *index.Item) bool {
 	o := &r.o
@@ -120,7 +185,7 @@ const (
 // bounded by MaxBytes or by the limit, not by the range.
 func (r *reader) gather() error {
 	var (
-		filtered = r.filtered()
+		filtered = r.o.filtered()
 		limit    = max(r.o.Limit, 0)
 		most     int64 // items to gather, 0 for all
 		bytes    int64 // of an answer that has all items
@@ -153,7 +218,7 @@ func (r *reader) gather() error {
 		r.fresh += int64(it.Size)
 		switch {
 		case limit == 0 || most > 0:
-			err = r.tooBig(bytes) // nothing of this will be cut
+			err = r.o.tooBig(bytes) // nothing of this will be cut
 		case n > 2*limit+sortKeys || r.o.Target == TargetValue && r.fresh > sortBytes:
 			if err = r.order(); err == nil {
 				r.cut(limit + 1)
@@ -183,9 +248,9 @@ func (r *reader) expected(most int64) int64 {
 	return min(keys, 2*sortKeys)
 }
 
-func (r *reader) tooBig(bytes int64) error {
-	if r.o.MaxBytes > 0 && bytes > r.o.MaxBytes {
-		return fmt.Errorf("range of at least %d bytes, the most is %d; ask for fewer keys with a limit: %w", bytes, r.o.MaxBytes, ErrTooBig)
+func (o *RangeOptions) tooBig(bytes int64) error {
+	if o.MaxBytes > 0 && bytes > o.MaxBytes {
+		return fmt.Errorf("range of at least %d bytes, the most is %d; ask for fewer keys with a limit: %w", bytes, o.MaxBytes, ErrTooBig)
 	}
 	return nil
 }
@@ -292,16 +357,37 @@ func (r *reader) values(items []index.Item) ([][]byte, error) {
 	)
 	for i := range items {
 		if bytes += int64(items[i].Size); r.o.MaxBytes > 0 && bytes > r.o.MaxBytes && r.o.Target != TargetValue {
-			return nil, r.tooBig(bytes)
+			return nil, r.o.tooBig(bytes)
 		}
-		if out[i] = r.v.store.values.get(items[i].Ref); out[i] == nil {
+		var s *slab
+		if out[i], s = r.v.store.values.find(items[i].Ref); s != nil && s != r.last && !r.o.MemoryOnly {
+			r.pinned(s)
+		}
+		if out[i] == nil {
 			out[i] = r.v.shadowed[items[i].Mod]
+			r.pins += int64(items[i].Size)
 		}
 		if out[i] == nil {
 			cold = append(cold, i)
 		}
 	}
+	if r.o.MemoryOnly && len(cold) > 0 {
+		return nil, ErrNotInMemory
+	}
 	return out, r.fetch(items, cold, out)
+}
+
+// pinned notes that the answer holds slices of s.
+func (r *reader) pinned(s *slab) {
+	r.last = s
+	if _, known := r.slabs[s]; known {
+		return
+	}
+	if r.slabs == nil {
+		r.slabs = map[*slab]struct{}{}
+	}
+	r.slabs[s] = struct{}{}
+	r.pins += int64(len(s.buf))
 }
 
 // encodeKeys makes the answer to keys_only: what the index knows, lease 0.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/engram-kv/engram/internal/mvcc/index"
@@ -204,5 +205,34 @@ func TestDeleteManyKeys(t *testing.T) {
 	f.reopen()
 	if r := f.Root(); r.Keys() != 0 || r.Revision() != 3 {
 		t.Errorf("after a restart %d keys at revision %d", r.Keys(), r.Revision())
+	}
+}
+
+// TestRangePins: an answer tells what memory its values keep from being freed,
+// which is whole slabs, each counted once.
+func TestRangePins(t *testing.T) {
+	const slabBytes, value = 4096, 400
+	f := newFixture(t, func(o *Options) { o.slabBytes = slabBytes })
+	for i := range 100 { // neighbours in the order of keys are not in that of slabs
+		f.put(fmt.Sprintf("k%02d", i*37%100), strings.Repeat("v", value))
+	}
+	v := f.view()
+	defer v.Release()
+	slabs := int64(len(f.values.slabs))
+	for _, c := range []struct {
+		options    RangeOptions
+		least, pin int64
+	}{
+		{RangeOptions{}, 10 * slabBytes, slabs * slabBytes},
+		{RangeOptions{Limit: 2}, slabBytes, 2 * slabBytes},
+		{RangeOptions{MemoryOnly: true}, 0, 0},
+	} {
+		res, err := v.Range(t.Context(), []byte("k"), []byte("l"), c.options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.Pins < c.least || res.Pins > c.pin || res.Pins > 0 && res.Pins < res.Bytes {
+			t.Errorf("%+v: %d bytes of values pin %d, not %d to %d", c.options, res.Bytes, res.Pins, c.least, c.pin)
+		}
 	}
 }

@@ -39,6 +39,7 @@ type Store struct {
 	holds               atomic.Int64 // calls of Checkpoint, while which no job begins to delete
 	promotions          chan promotion
 	warmed              int64    // bytes read by warm
+	cacheBack           func()   // gives the block cache its room back; nil once warm has ended
 	warmBelow           Revision // records below it were not offered to the value memory since Open; the writer's
 	hashes              hashCache
 	pages               pageCache
@@ -101,7 +102,7 @@ func Open(o Options) (*Store, error) {
 		promotions: make(chan promotion, promotionQueue),
 	}
 	s.saver = newSaver(s)
-	if o.Dir != "" {
+	if o.Dir != "" && o.unusable == nil {
 		if err := o.FS.MkdirAll(o.Dir, 0o700); err != nil {
 			return nil, fmt.Errorf("mvcc: open: %w", err)
 		}
@@ -120,7 +121,7 @@ func Open(o Options) (*Store, error) {
 	if err := s.load(meta); err != nil {
 		return nil, fmt.Errorf("mvcc: open: %w", err)
 	}
-	s.warmBelow = Revision{Main: s.root.revision + 1}
+	s.warmBelow, s.cacheBack = Revision{Main: s.root.revision + 1}, o.Storage.SpareCache()
 	s.announced.Store(meta.finished)
 	s.finishedNow.Store(meta.finished)
 	s.deleting.Store(s.root.compacted) // the last run may have begun
@@ -213,7 +214,10 @@ func setRevisionRow(b *storage.Batch, row string, rev int64) {
 // waits for a compaction. It leaves the storage open.
 func (s *Store) Close() error {
 	s.Abandon()
-	if err := s.saver.save(s.root, s.index); err != nil {
+	switch err := s.saver.save(s.root, s.index); {
+	case errors.Is(err, errNoRoom):
+		s.log.Warn("cannot write the index checkpoint, the next start will be slower", "error", err)
+	case err != nil:
 		return fmt.Errorf("mvcc: close: %w", err)
 	}
 	return nil

@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"sync/atomic"
 
 	"github.com/engram-kv/engram/internal/mvcc/index"
@@ -13,8 +14,13 @@ import (
 // stays valid for those who hold slices of it, and is freed when the last one
 // lets go.
 //
-// An entry is its length (4 bytes) and the encoded KeyValue; whether it is
-// live the index knows. A ref names slab and offset:
+// A slab of which little is live any more is cleaned: its live entries move to
+// the newest one. Without that, keys which are written again and again would
+// fill the whole budget with what nobody needs, and each of these writes would
+// cost fresh memory.
+//
+// An entry is its length (4 bytes) and the encoded KeyValue. A ref names slab
+// and offset:
 //
 //	generation (24 bits) | slot (20 bits) | offset (20 bits)
 //
@@ -33,6 +39,7 @@ type valueMemory struct {
 	gens      []uint32
 	freeSlots []uint32
 	empty     []*slab // lost their last live entry; freed at trim
+	sparse    []*slab // have few live entries left; cleaned in trim
 	cleaning  *slab
 	cleanAt   int
 }
@@ -41,16 +48,19 @@ type slab struct {
 	gen  uint32
 	slot uint32
 	buf  []byte
-	// end is how much of buf is filled, set when the slab is no longer current.
-	end int
-	// live is the size of the live entries, their heads included. The writer's.
-	live int64
+	// live is the space of the live entries, and starts has a bit for each of
+	// them: its offset in units of entryAlign. The writer's.
+	live   int64
+	starts []uint64
+	sparse bool // it is or was in valueMemory.sparse; the writer's
 	// touched says that a reader was here since the hand of the clock came by.
 	touched atomic.Bool
 }
 
 const (
 	entryHead     = 4
+	entryAlign    = 8  // entries begin at multiples of it
+	sparseShare   = 16 // a slab is sparse when this part of it is live, or less
 	offsetBits    = 20
 	slotBits      = 20
 	maxSlots      = 1 << slotBits
@@ -88,14 +98,47 @@ func (m *valueMemory) has(ref index.ValueRef) bool { return m.slab(ref) != nil }
 
 // get returns the entry at ref, nil if its slab was dropped.
 func (m *valueMemory) get(ref index.ValueRef) []byte {
+	kv, _ := m.find(ref)
+	return kv
+}
+
+// find is get, and also returns the slab that holds the entry.
+func (m *valueMemory) find(ref index.ValueRef) ([]byte, *slab) {
 	s := m.slab(ref)
 	if s == nil {
-		return nil
+		return nil, nil
 	}
 	if !s.touched.Load() {
 		s.touched.Store(true)
 	}
-	return s.entry(int(ref) & (slabBytesFull - 1))
+	return s.entry(int(ref) & (slabBytesFull - 1)), s
+}
+
+// entrySize is what an entry of n bytes takes of a slab.
+func entrySize(n int) int { return (entryHead + n + entryAlign - 1) &^ (entryAlign - 1) }
+
+// note says that the entry at off, of n bytes, is live now, or no longer.
+func (s *slab) note(off, n int, live bool) {
+	bit := uint(off / entryAlign)
+	if live {
+		s.live += int64(entrySize(n))
+		s.starts[bit/64] |= 1 << (bit % 64)
+	} else {
+		s.live -= int64(entrySize(n))
+		s.starts[bit/64] &^= 1 << (bit % 64)
+	}
+}
+
+// nextLive returns the first live entry that begins at off or behind it.
+func (s *slab) nextLive(off int) (at int, ok bool) {
+	from := ^uint64(0) << (uint(off/entryAlign) % 64)
+	for w := off / entryAlign / 64; w < len(s.starts); w++ {
+		if set := s.starts[w] & from; set != 0 {
+			return (w*64 + bits.TrailingZeros64(set)) * entryAlign, true
+		}
+		from = ^uint64(0)
+	}
+	return 0, false
 }
 
 func (s *slab) entry(off int) []byte {
@@ -107,35 +150,44 @@ func (s *slab) entry(off int) []byte {
 // add makes room for an entry of n bytes, which the caller fills before the
 // ref is published.
 func (m *valueMemory) add(n int) ([]byte, index.ValueRef) {
-	need := entryHead + n
+	need := entrySize(n)
 	if need > m.slabBytes {
-		s := m.newSlab(need)
-		s.end, s.live = need, int64(need)
+		s := m.newSlab(entryHead+n, 1)
+		s.note(0, n, true)
 		binary.LittleEndian.PutUint32(s.buf, uint32(n))
-		return s.buf[entryHead:need:need], makeRef(s, 0)
+		return s.buf[entryHead:], makeRef(s, 0)
 	}
 	if m.current == nil || m.used+need > len(m.current.buf) {
 		m.retire()
-		m.current, m.used = m.newSlab(m.slabBytes), 0
+		m.current, m.used = m.newSlab(m.slabBytes, m.slabBytes/entryAlign), 0
 	}
 	s, off := m.current, m.used
 	m.used += need
-	s.live += int64(need)
+	s.note(off, n, true)
 	binary.LittleEndian.PutUint32(s.buf[off:], uint32(n))
-	return s.buf[off+entryHead : off+need : off+need], makeRef(s, off)
+	start, end := off+entryHead, off+entryHead+n
+	return s.buf[start:end:end], makeRef(s, off)
 }
 
 func (m *valueMemory) retire() {
 	if s := m.current; s != nil {
-		s.end = m.used
 		m.current = nil
-		if s.live == 0 {
-			m.empty = append(m.empty, s)
-		}
+		m.look(s)
 	}
 }
 
-func (m *valueMemory) newSlab(size int) *slab {
+// look sees if s, which is not current, can be given up.
+func (m *valueMemory) look(s *slab) {
+	if s.live == 0 {
+		m.empty = append(m.empty, s)
+	} else if !s.sparse && s.live*sparseShare <= int64(len(s.buf)) {
+		s.sparse = true
+		m.sparse = append(m.sparse, s)
+	}
+}
+
+// newSlab makes a slab with room for so many entries of the least size.
+func (m *valueMemory) newSlab(size, entries int) *slab {
 	var slot uint32
 	if n := len(m.freeSlots); n > 0 {
 		slot, m.freeSlots = m.freeSlots[n-1], m.freeSlots[:n-1]
@@ -147,7 +199,7 @@ func (m *valueMemory) newSlab(size int) *slab {
 		m.gens = append(m.gens, 0)
 	}
 	m.gens[slot] = m.gens[slot]%maxGen + 1
-	s := &slab{gen: m.gens[slot], slot: slot, buf: make([]byte, size)}
+	s := &slab{gen: m.gens[slot], slot: slot, buf: make([]byte, size), starts: make([]uint64, (entries+63)/64)}
 	slots := *m.slots.Load()
 	if int(slot) >= len(slots) {
 		grown := make([]atomic.Pointer[slab], 2*len(slots))
@@ -169,18 +221,20 @@ func (m *valueMemory) dead(ref index.ValueRef, n uint32) {
 	if s == nil {
 		return
 	}
-	s.live -= entryHead + int64(n)
-	if s.live == 0 && s != m.current {
-		m.empty = append(m.empty, s)
+	s.note(int(ref)&(slabBytesFull-1), int(n), false)
+	if s != m.current {
+		m.look(s)
 	}
 }
 
+// held says that s was not dropped.
+func (m *valueMemory) held(s *slab) bool { return (*m.slots.Load())[s.slot].Load() == s }
+
 func (m *valueMemory) drop(s *slab) {
-	slots := *m.slots.Load()
-	if slots[s.slot].Load() != s {
+	if !m.held(s) {
 		return // it was dropped for another reason already
 	}
-	slots[s.slot].Store(nil)
+	(*m.slots.Load())[s.slot].Store(nil)
 	m.freeSlots = append(m.freeSlots, s.slot)
 	m.bytes -= int64(len(s.buf))
 	for i, o := range m.slabs {
@@ -197,38 +251,57 @@ func (m *valueMemory) drop(s *slab) {
 // full says that nothing should be added but what is written.
 func (m *valueMemory) full() bool { return m.bytes+int64(m.slabBytes) > m.budget }
 
-// trim brings the memory back to its budget. All its entries must be on disk.
-// A slab that is mostly dead but read is cleaned: move is called for each entry
-// and copies it if it is live. At most so many moves are made in one call; the
-// budget is passed by a few slabs meanwhile.
+// trim brings the memory back to its budget and cleans sparse slabs. All entries
+// must be on disk. A slab that is cleaned is dropped once move was called for each
+// of its live entries, and has copied it. At most so many moves are made in one
+// call; the budget is passed by a few slabs meanwhile.
 func (m *valueMemory) trim(moves int, move func(ref index.ValueRef, kv []byte)) {
 	for _, s := range m.empty {
 		m.drop(s)
 	}
 	m.empty = m.empty[:0]
-	for m.bytes > m.budget {
+	for {
 		if m.cleaning == nil {
-			victim := m.victim()
-			if victim == nil {
-				return // only the slab that is being filled is left
+			if m.cleaning, m.cleanAt = m.dirty(), 0; m.cleaning == nil {
+				return
 			}
-			if !victim.touched.Load() || 2*victim.live > int64(len(victim.buf)) {
-				m.drop(victim)
-				continue
-			}
-			m.cleaning, m.cleanAt = victim, 0
 		}
 		s := m.cleaning
-		for ; m.cleanAt < s.end && moves > 0 && s.live > 0; moves-- {
-			kv := s.entry(m.cleanAt)
-			move(makeRef(s, m.cleanAt), kv)
-			m.cleanAt += entryHead + len(kv)
+		at, more := s.nextLive(m.cleanAt)
+		for ; more && moves > 0; moves-- {
+			m.cleanAt = at + entryAlign
+			move(makeRef(s, at), s.entry(at))
+			at, more = s.nextLive(m.cleanAt)
 		}
-		if m.cleanAt < s.end && s.live > 0 && m.bytes <= m.budget+4*int64(m.slabBytes) {
+		if more && m.bytes <= m.budget+4*int64(m.slabBytes) {
 			return // the next batch goes on
 		}
 		m.drop(s)
 	}
+}
+
+// dirty returns the next slab to clean, nil if there is none. Over budget it is
+// one that is mostly dead but read, and others are dropped until one is found.
+func (m *valueMemory) dirty() *slab {
+	for m.bytes > m.budget {
+		victim := m.victim()
+		if victim == nil {
+			break // only the slab that is being filled is left
+		}
+		if victim.touched.Load() && 2*victim.live <= int64(len(victim.buf)) {
+			return victim
+		}
+		m.drop(victim)
+	}
+	for len(m.sparse) > 0 {
+		last := len(m.sparse) - 1
+		s := m.sparse[last]
+		m.sparse[last], m.sparse = nil, m.sparse[:last]
+		if m.held(s) {
+			return s
+		}
+	}
+	return nil
 }
 
 // victim chooses the slab to give up: one that is mostly dead, else the oldest

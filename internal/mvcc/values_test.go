@@ -3,6 +3,7 @@ package mvcc
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/engram-kv/engram/internal/mvcc/index"
@@ -57,6 +58,42 @@ func TestValueMemoryDropsEmptySlabs(t *testing.T) {
 	}
 	if m.get(a) != nil || string(m.get(c)) != "cccccccccccccccc" || string(kept) != "0123456789012345" {
 		t.Error("a slot used again confuses its entries")
+	}
+}
+
+// Keys that are written again and again take no more than a few times their
+// size, however large the budget is, and all of them stay in memory.
+func TestValueMemoryCleansSparseSlabs(t *testing.T) {
+	const slabBytes, keys, size = 4096, 200, 60
+	f := newFixture(t, func(o *Options) { o.slabBytes = slabBytes })
+	rnd := rand.New(rand.NewPCG(1, 2))
+	latest := map[string]string{}
+	var most int64
+	for i := range 20_000 {
+		n := i
+		if i >= keys {
+			n = 1 + rnd.IntN(keys-1) // the first key is written once
+		}
+		k, v := fmt.Sprintf("k%03d", n), fmt.Sprintf("%0*d", size, i)
+		f.put(k, v)
+		latest[k] = v
+		most = max(most, f.values.bytes)
+	}
+	// A slab is clean once 1 of sparseShare is left of it. Keys written at random
+	// leave that after ln(sparseShare) rounds, which is less than 3.
+	if live := f.Root().index.Bytes(); most > 4*live+4*slabBytes {
+		t.Errorf("%d bytes of slabs for %d live ones", most, live)
+	}
+	v := f.View(f.Root())
+	defer v.Release()
+	for k, want := range latest {
+		kv, item, ok, err := v.Get([]byte(k), 0)
+		if err != nil || !ok || string(ValueOf(kv)) != want {
+			t.Fatalf("%s is %q %v %v, want %q", k, kv, ok, err, want)
+		}
+		if !f.values.has(item.Ref) {
+			t.Errorf("%s is not in memory", k)
+		}
 	}
 }
 
@@ -150,11 +187,17 @@ func TestWarm(t *testing.T) {
 		budget int64
 		all    bool
 	}{{1 << 20, true}, {8 << 10, false}, {-1, false}} {
-		f := newFixture(t, func(o *Options) { o.slabBytes, o.ValueBudgetBytes = 1<<10, c.budget })
+		warmed := 0
+		f := newFixture(t, func(o *Options) {
+			o.slabBytes, o.ValueBudgetBytes = 1<<10, c.budget
+			o.OnWarm = func() { warmed++ }
+		})
 		for i := range 600 {
 			f.put(fmt.Sprintf("k%03d", i%400), fmt.Sprintf("%050d", i))
 		}
+		f.work()
 		f.reopen()
+		warmed = 0
 		in := func() (n int) {
 			v := f.View(f.Root())
 			defer v.Release()
@@ -170,6 +213,10 @@ func TestWarm(t *testing.T) {
 			t.Fatalf("%d values in memory after the start", n)
 		}
 		f.work()
+		f.work()
+		if warmed != 1 {
+			t.Errorf("budget %d: told %d times that memory is warm", c.budget, warmed)
+		}
 		if n := in(); c.all != (n == 400) || c.budget > 0 && n == 0 || f.values.bytes > max(c.budget, 0) {
 			t.Errorf("budget %d: %d values of %d bytes after warming", c.budget, n, f.values.bytes)
 		}

@@ -85,6 +85,7 @@ func (s *Store) warm() (more bool, err error) {
 		s.warmBelow = Revision{}
 	}
 	if s.warmBelow == (Revision{}) {
+		s.endWarm()
 		return false, nil
 	}
 	lower, _ := storage.RevisionBounds(0, 0)
@@ -112,5 +113,19 @@ func (s *Store) warm() (more bool, err error) {
 	}
 	s.warmBelow = Revision{}
 	s.root.index = s.tree.Root()
+	s.endWarm()
 	return false, iter.Error()
+}
+
+// endWarm gives the block cache its room back: what was read meanwhile is in the
+// value memory, and would have stood there twice.
+func (s *Store) endWarm() {
+	if s.cacheBack == nil {
+		return
+	}
+	s.cacheBack()
+	s.cacheBack = nil
+	if s.o.OnWarm != nil {
+		s.o.OnWarm()
+	}
 }

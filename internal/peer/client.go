@@ -51,6 +51,9 @@ func (c *Client) Close() error {
 	return nil
 }
 
+// hashWithin is how long a member may take to read all of its store.
+const hashWithin = 10 * time.Minute
+
 const (
 	maxAnswer      = 16 << 20
 	maxLeaseAnswer = 100 << 20 // it may list all keys of a lease
@@ -61,7 +64,8 @@ type question struct {
 	method, path string
 	headers      map[string]string
 	body         []byte
-	limit        int64 // of the answer
+	limit        int64         // of the answer
+	within       time.Duration // of one call at one URL; 0 is ClientOptions.RequestTimeout
 }
 
 // ask returns the body and the headers of the first 200. A refusal that says why is final; anything else moves on to the next URL.
@@ -91,7 +95,7 @@ var refusals = []error{ErrLeaseNotFound, ErrNotPrimary, ErrNotCaughtUp, ErrMembe
 	ErrFutureRevision, ErrCompacted}
 
 func (c *Client) askOne(ctx context.Context, u string, q question) ([]byte, http.Header, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.opts.RequestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(q.within, c.opts.RequestTimeout))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, q.method, target(u, q.path), bytes.NewReader(q.body))
 	if err != nil {
@@ -184,13 +188,13 @@ func (c *Client) Promote(ctx context.Context, urls []string, id uint64, token st
 	return members, err
 }
 
-// HashKV returns the member's hash of its keys at revision; 0 is its latest.
+// HashKV returns the member's hash of its keys at revision; 0 is its latest. It takes as long as reading the store does.
 func (c *Client) HashKV(ctx context.Context, urls []string, revision int64) (HashKV, error) {
 	body, err := json.Marshal(hashRequest{revision})
 	if err != nil {
 		return HashKV{}, err
 	}
-	q := question{method: http.MethodGet, path: "/members/hashkv", body: body, limit: maxAnswer,
+	q := question{method: http.MethodGet, path: "/members/hashkv", body: body, limit: maxAnswer, within: hashWithin,
 		headers: map[string]string{"Content-Type": "application/json"}}
 	if c.opts.ClusterID != 0 {
 		q.headers[clusterHeader] = hexID(c.opts.ClusterID)

@@ -47,9 +47,7 @@ func (t *Transport) serve(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	defer context.AfterFunc(t.ctx, cancel)()
 	r = r.WithContext(ctx)
-	if t.opts.Engram != "" {
-		w.Header().Set(engramHeader, t.opts.Engram)
-	}
+	t.announce(w.Header())
 	switch path := r.URL.Path; {
 	case path == "/raft":
 		t.only(http.MethodPost, t.checked(t.serveMessage))(w, r)

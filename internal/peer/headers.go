@@ -11,7 +11,7 @@ import (
 	"github.com/coreos/go-semver/semver"
 )
 
-// Headers of the protocol. engramHeader is ours; etcd members do not look at it.
+// Headers of the protocol. Those that begin with X-Engram are ours; etcd members do not look at them.
 const (
 	fromHeader       = "X-Server-From"
 	versionHeader    = "X-Server-Version"
@@ -20,7 +20,8 @@ const (
 	peerURLsHeader   = "X-PeerURLs"
 	toHeader         = "X-Raft-To"
 	engramHeader     = "X-Engram-Version"
-	snapshotHeader   = "X-Engram-Snapshot" // "native" for Engram's own form
+	snapshotHeader   = "X-Engram-Snapshot"         // "native" for Engram's own form
+	formHeader       = "X-Engram-Snapshot-Version" // of Engram's own form, as the sender of the header reads and writes it
 )
 
 // minClusterVersion is the oldest cluster that this member talks to. etcd 3.6 and 3.7 say the same.
@@ -37,13 +38,22 @@ func (t *Transport) requestHeaders() http.Header {
 	h.Set(versionHeader, t.opts.Version)
 	h.Set(minVersionHeader, minClusterVersion)
 	h.Set(clusterHeader, hexID(t.opts.ClusterID))
-	if t.opts.Engram != "" {
-		h.Set(engramHeader, t.opts.Engram)
-	}
+	t.announce(h)
 	if len(t.opts.PeerURLs) > 0 {
 		h.Set(peerURLsHeader, strings.Join(t.opts.PeerURLs, ","))
 	}
 	return h
+}
+
+// announce says that this member is an Engram, and which form of snapshots it knows beside etcd's.
+func (t *Transport) announce(h http.Header) {
+	if t.opts.Engram == "" {
+		return
+	}
+	h.Set(engramHeader, t.opts.Engram)
+	if t.opts.SnapshotVersion > 0 {
+		h.Set(formHeader, strconv.Itoa(t.opts.SnapshotVersion))
+	}
 }
 
 // version reads a version header; a missing one means the last etcd that had none.

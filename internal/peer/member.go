@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +33,7 @@ type peer struct {
 	remote      bool
 	urls        urlPicker
 	native      atomic.Bool // it said that it is an Engram
+	form        atomic.Bool // and that it reads this member's own form of snapshots
 	activity    activity
 	pipeline    pipeline
 
@@ -110,7 +112,11 @@ func (p *peer) setURLs(urls []string) {
 }
 
 // heard takes what the headers of a request or an answer say about the peer.
-func (p *peer) heard(h http.Header) { p.native.Store(h.Get(engramHeader) != "") }
+func (p *peer) heard(h http.Header) {
+	p.native.Store(h.Get(engramHeader) != "")
+	version, err := strconv.Atoi(h.Get(formHeader))
+	p.form.Store(err == nil && version > 0 && version == p.t.opts.SnapshotVersion)
+}
 
 // send queues a message on the channel that is right for it.
 func (p *peer) send(m *raftpb.Message) {

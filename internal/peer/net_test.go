@@ -231,7 +231,7 @@ func newTestMember(t *testing.T, id uint64, change func(*Options)) *testMember {
 	m := &testMember{id: id, raft: newFakeRaft(), services: &fakeServices{gone: map[uint64]bool{}}, snaps: &fakeSnapshots{},
 		url: "http://" + l.Addr().String(), removed: make(chan error, 8)}
 	o := Options{
-		MemberID: id, ClusterID: testCluster, Version: "3.7.3", Engram: "0.1.0", PeerURLs: []string{m.url},
+		MemberID: id, ClusterID: testCluster, Version: "3.7.3", Engram: "0.1.0", SnapshotVersion: 2, PeerURLs: []string{m.url},
 		Raft: m.raft, Services: m.services, Snapshots: m.snaps,
 		OnRemoved: func(err error) { m.removed <- err }, RedialInterval: 10 * time.Millisecond, ProbeInterval: 50 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil)),

@@ -129,6 +129,9 @@ type Options struct {
 	MemberID, ClusterID uint64
 	// Version is the etcd version this member is compatible with; Engram is its own.
 	Version, Engram string
+	// SnapshotVersion is that of Engram's own form of snapshots, as this member reads and writes it. Who announces
+	// another, or none, gets etcd's form. 0 means that this member has no own form.
+	SnapshotVersion int
 	// PeerURLs are this member's advertised peer URLs.
 	PeerURLs []string
 

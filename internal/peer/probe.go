@@ -54,9 +54,7 @@ func (p *peer) probeOnce() (rtt, diff time.Duration, ok bool) {
 	if err != nil {
 		return 0, 0, false
 	}
-	if p.t.opts.Engram != "" {
-		req.Header.Set(engramHeader, p.t.opts.Engram)
-	}
+	p.t.announce(req.Header)
 	began := time.Now() // the wall clock, which is what is compared
 	resp, err := p.t.requestClient.Do(req)
 	if err != nil {

@@ -108,7 +108,7 @@ func (p *peer) sendSnapshot(m *raftpb.Message) (err error) {
 	if u == "" {
 		return fmt.Errorf("member %s has no usable peer URL", p.name)
 	}
-	native := p.native.Load()
+	native := p.native.Load() && p.form.Load()
 	out, err := p.t.opts.Snapshots.Open(p.ctx, m, native)
 	if err != nil {
 		return fmt.Errorf("open a snapshot: %w", err)

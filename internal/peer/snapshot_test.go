@@ -25,11 +25,20 @@ func msgSnap(from, to uint64) *raftpb.Message {
 
 // TestSnapshot sends one in each form. An etcd in the receiver's place gets etcd's form.
 func TestSnapshot(t *testing.T) {
-	for _, native := range []bool{true, false} {
-		t.Run(fmt.Sprintf("native %v", native), func(t *testing.T) {
+	for name, tc := range map[string]struct {
+		receiver func(*Options)
+		native   bool
+	}{
+		"native":          {func(*Options) {}, true},
+		"etcd":            {func(o *Options) { o.Engram = "" }, false},
+		"another version": {func(o *Options) { o.SnapshotVersion++ }, false},
+		"an older Engram": {func(o *Options) { o.SnapshotVersion = 0 }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			native := tc.native
 			all := cluster(t, 2, func(o *Options) {
-				if !native {
-					o.Engram = ""
+				if o.MemberID == 2 {
+					tc.receiver(o)
 				}
 			})
 			a, b := all[0], all[1]
@@ -63,6 +72,7 @@ func TestNativeSnapshotToEtcd(t *testing.T) {
 	})
 	a.SetMembers([]Member{{ID: 2, PeerURLs: []string{etcd}}}, nil)
 	a.peer(2).native.Store(true)
+	a.peer(2).form.Store(true)
 	a.snaps.body = []byte("x")
 	a.Send([]*raftpb.Message{msgSnap(1, 2)})
 	a.raft.wait(t, "the report", func() bool { return len(a.raft.snapshots[2]) == 1 })
@@ -170,34 +180,57 @@ func rawUpload(t *testing.T, m *testMember) net.Conn {
 	return conn
 }
 
-// TestStalledUpload: an upload that stands still ends, one that goes on slowly does not; another is refused meanwhile.
+// TestStalledUpload: an upload that stands still ends, one that goes on slowly does not; another is refused meanwhile. A machine that
+// stands still itself for the time of an upload is given more.
 func TestStalledUpload(t *testing.T) {
-	m := newTestMember(t, 1, func(o *Options) { o.ReadTimeout = 200 * time.Millisecond })
+	for limit := 200 * time.Millisecond; ; limit *= 2 {
+		err := stalledUpload(t, limit)
+		if err == nil {
+			return
+		}
+		if limit > patience/8 {
+			t.Fatal(err)
+		}
+		t.Logf("with %v: %v", limit, err)
+	}
+}
+
+// stalledUpload fails if the upload ended before it stood still.
+func stalledUpload(t *testing.T, limit time.Duration) error {
+	t.Helper()
+	m := newTestMember(t, 1, func(o *Options) { o.ReadTimeout = limit })
 	m.snaps.entered = make(chan struct{}, 1)
 	conn := rawUpload(t, m)
 	<-m.snaps.entered
+	began := time.Now()
 	head, _ := appendMessage(nil, msgSnap(2, 1))
 	resp, text := call(t, "POST", m.url+"/raft/snapshot", head, "X-Server-Version: 3.7.1", "X-Min-Cluster-Version: 3.0.0", "X-Etcd-Cluster-ID: abc")
-	if resp.StatusCode != 500 || text != "failed to save KV snapshot (another snapshot is being received)\n" {
+	if refused := resp.StatusCode == 500 && text == "failed to save KV snapshot (another snapshot is being received)\n"; !refused && time.Since(began) < limit {
 		t.Fatalf("%d %q", resp.StatusCode, text)
+	} else if !refused {
+		return fmt.Errorf("the other one was refused after %v: %d %q", time.Since(began), resp.StatusCode, text)
 	}
-	b := make([]byte, 12)
-	began := time.Now()
-	for range 8 { // longer than the limit in all, shorter each time
+	for n := range 8 { // longer than the limit in all, shorter each time
 		if _, err := conn.Write([]byte("x")); err != nil {
-			t.Fatal(err)
+			return fmt.Errorf("it ended after %d bytes: %w", n, err)
 		}
-		<-time.After(50 * time.Millisecond)
+		<-time.After(limit / 4)
 	}
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	b := make([]byte, 12)
 	if _, err := io.ReadFull(conn, b); err != nil || string(b) != "HTTP/1.1 500" {
 		t.Fatalf("%q %v", b, err)
 	}
-	if d := time.Since(began); d < 550*time.Millisecond || d > patience/2 {
-		t.Fatalf("ended after %v", d)
+	m.snaps.mu.Lock()
+	received := len(m.snaps.received)
+	m.snaps.mu.Unlock()
+	if received != 8 {
+		return fmt.Errorf("it ended after %d bytes", received)
 	}
-	if len(m.snaps.received) != 8 || len(m.raft.got) != 0 {
-		t.Fatal(len(m.snaps.received), m.raft.got)
+	if d := time.Since(began); d < 11*limit/4 || len(m.raft.got) != 0 {
+		t.Fatalf("ended after %v, messages %v", d, m.raft.got)
 	}
+	return nil
 }
 
 // TestCloseDuringUpload: Close does not wait for a sender that stands still.

@@ -707,7 +707,7 @@ func TestTLSAndSockets(t *testing.T) {
 			t.Fatal(err)
 		}
 		pair(t, func(l net.Listener) (net.Listener, string) {
-			_, wrap, err := tlsfiles.Server(auto)
+			wrap, err := tlsfiles.Wrapper(auto)
 			if err != nil {
 				t.Fatal(err)
 			}

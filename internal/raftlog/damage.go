@@ -13,8 +13,7 @@ type DamageError struct {
 
 func (e *DamageError) Error() string {
 	return fmt.Sprintf("raftlog: %s is damaged at offset %d, which held %s: %s; "+
-		"put back an undamaged copy of the file, or remove this member from the cluster, "+
-		"delete its data directory and add it again so that its peers send it everything",
+		"put back an undamaged copy of the file, or rebuild this member from its peers with `engram ctl rebuild`",
 		e.File, e.Offset, e.Held, e.Why)
 }
 

@@ -180,7 +180,7 @@ func wantDamage(t *testing.T, o Options, path string, offset int64) {
 	if d.File != path || offset >= 0 && d.Offset != offset {
 		t.Fatalf("damage at offset %d of %s was reported as %v", offset, path, err)
 	}
-	for _, part := range []string{d.File, fmt.Sprint(d.Offset), d.Held, "add it again"} {
+	for _, part := range []string{d.File, fmt.Sprint(d.Offset), d.Held, "ctl rebuild"} {
 		if part == "" || !strings.Contains(err.Error(), part) {
 			t.Fatalf("%q is not in the error: %v", part, err)
 		}

@@ -72,7 +72,14 @@ type Options struct {
 	// A simulation hands in its own.
 	Rand    func() uint64
 	Metrics *Metrics     // nil means none
+	Syncs   Syncs        // told of each sync; nil means nobody
 	Logger  *slog.Logger // nil means discard
+}
+
+// Syncs is told of the syncs of segments, of which there is one at a time. Its methods must not block.
+type Syncs interface {
+	SyncBegan()
+	SyncEnded()
 }
 
 func (o *Options) fill() error {

@@ -257,6 +257,22 @@ func TestBudgets(t *testing.T) {
 	}
 }
 
+// Between the record of a snapshot and its installation the machine is behind all that the log has.
+func TestSizeAfterSnapshot(t *testing.T) {
+	l := closeAtEnd(t, mustOpen(t, testOptions(vfs.NewMem())))
+	write(t, l, Append{Entries: entries(1, 20, 1, 100)})
+	write(t, l, Append{Snapshot: &Snapshot{Index: 50, Term: 2, Dir: "s"}})
+	for _, index := range []uint64{0, 10, 49, 50, 51} {
+		if n := l.SizeAfter(index); n != 0 {
+			t.Errorf("%d bytes after entry %d, and there is none", n, index)
+		}
+	}
+	write(t, l, Append{Entries: entries(51, 51, 2, 100)})
+	if a, b := l.SizeAfter(10), l.SizeAfter(50); a != b || a < 100 {
+		t.Errorf("%d bytes after entry 10, %d after entry 50", a, b)
+	}
+}
+
 func TestSizesAndRecycling(t *testing.T) {
 	fs := vfs.NewMem()
 	o := testOptions(fs)

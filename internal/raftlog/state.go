@@ -168,10 +168,11 @@ func (s *state) find(index uint64) (*segment, int) {
 }
 
 func (s *state) sizeAfter(index uint64) int64 {
+	index = max(index, s.compacted.index) // after a snapshot there may be nothing beyond it
 	if index >= s.last {
 		return 0
 	}
-	seg, i := s.find(max(index+1, s.first()))
+	seg, i := s.find(index + 1)
 	return int64(s.end - seg.base - uint64(seg.spots[i].unit)*alignment)
 }
 

@@ -289,6 +289,10 @@ func (l *Log) syncEnd() error {
 }
 
 func (l *Log) syncFile(f vfs.File) error {
+	if l.o.Syncs != nil {
+		l.o.Syncs.SyncBegan()
+		defer l.o.Syncs.SyncEnded()
+	}
 	start := time.Now()
 	err := f.SyncData()
 	l.o.Metrics.FsyncDuration.Observe(time.Since(start).Seconds())

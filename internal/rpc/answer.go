@@ -1,6 +1,8 @@
 package rpc
 
 import (
+	"encoding/binary"
+
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/engram-kv/engram/internal/state"
@@ -55,8 +57,8 @@ func (h header) append(dst []byte) []byte {
 }
 
 // answer is the response to one KV operation, with its parts not yet joined:
-// key-values are the encoded ones that the store keeps, and are copied once,
-// into the response.
+// key-values are the encoded ones that the store keeps, and are copied once:
+// into the response, or, if they are many, into what is written to the client.
 type answer struct {
 	kind state.OpKind
 	// bare leaves the header out altogether, as all but the last chunk of a
@@ -69,7 +71,8 @@ type answer struct {
 	succeeded bool
 	ops       []answer
 
-	bytes int // encoded size, set by measure
+	pins  int64 // memory that kvs keep in use, 0 if that was not counted
+	bytes int   // encoded size, set by measure
 }
 
 // measure computes the encoded size of a and of all within it.
@@ -133,6 +136,55 @@ func (a *answer) append(dst []byte) []byte {
 		}
 	}
 	return dst
+}
+
+// rows is the greater part of the answer to a range, from its key-values on: it is
+// copied from where the store keeps them as it is sent. It implements
+// grpcserver.Body.
+type rows struct {
+	kvs  [][]byte
+	at   int    // of the first that is not wholly written
+	off  int    // of that one, with its tag and length
+	tail []byte // behind them
+	size int
+}
+
+// split returns the answer to a range in two parts, the second of which is made
+// as it is sent; measure must have been called.
+func (a *answer) split() (head []byte, rest *rows) {
+	first, last := answer{kind: a.kind, bare: a.bare, header: a.header}, answer{kind: a.kind, bare: true, count: a.count, more: a.more}
+	head = first.encode()
+	return head, &rows{kvs: a.kvs, tail: last.encode(), size: a.bytes - len(head)}
+}
+
+// Size implements grpcserver.Body.
+func (r *rows) Size() int { return r.size }
+
+// Fill implements grpcserver.Body.
+func (r *rows) Fill(p []byte) {
+	for len(p) > 0 {
+		if r.at == len(r.kvs) {
+			r.tail = r.tail[copy(p, r.tail):]
+			return
+		}
+		kv := r.kvs[r.at]
+		var buf [2 * binary.MaxVarintLen32]byte
+		head := protowire.AppendVarint(protowire.AppendTag(buf[:0], fieldRangeKVs, protowire.BytesType), uint64(len(kv)))
+		if r.off < len(head) {
+			n := copy(p, head[r.off:])
+			p = p[n:]
+			r.off += n
+		}
+		if r.off >= len(head) {
+			n := copy(p, kv[r.off-len(head):])
+			p = p[n:]
+			r.off += n
+		}
+		if r.off == len(head)+len(kv) {
+			r.kvs[r.at] = nil
+			r.at, r.off = r.at+1, 0
+		}
+	}
 }
 
 // encodeChunk returns the answer to a range as one message of a RangeStream.

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -120,6 +121,24 @@ func FuzzAnswer(f *testing.F) {
 		r, ok := m.(*pb.RangeResponse)
 		if !ok {
 			return
+		}
+		for _, step := range []int{1, 2, 7, len(want) + 1} {
+			part := a // whose rows are used up
+			part.kvs = slices.Clone(a.kvs)
+			part.measure()
+			head, rest := part.split()
+			if n := len(head) + rest.Size(); n != len(want) {
+				t.Fatalf("in two parts it has %d bytes, not %d", n, len(want))
+			}
+			got := bytes.Clone(head)
+			for left := rest.Size(); left > 0; left -= min(step, left) {
+				p := make([]byte, min(step, left))
+				rest.Fill(p)
+				got = append(got, p...)
+			}
+			if !bytes.Equal(got, want) {
+				t.Fatalf("in steps of %d: %v\n got %x\nwant %x", step, m, got, want)
+			}
 		}
 		want, err = proto.Marshal(&pb.RangeStreamResponse{RangeResponse: r})
 		if err != nil {

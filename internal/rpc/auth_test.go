@@ -4,6 +4,8 @@ import (
 	"context"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/authpb"
@@ -116,25 +118,38 @@ func TestNoPasswordInLog(t *testing.T) {
 	must[*pb.AuthUserAddResponse](t)(users.UserAdd(t.Context(), &pb.AuthUserAddRequest{Name: "u", Password: secret}))
 	must[*pb.AuthUserAddResponse](t)(users.UserAdd(t.Context(), &pb.AuthUserAddRequest{Name: "v", Password: secret, Options: &authpb.UserAddOptions{NoPassword: true}}))
 	must[*pb.AuthUserChangePasswordResponse](t)(users.UserChangePassword(t.Context(), &pb.AuthUserChangePasswordRequest{Name: "u", Password: secret}))
-	if len(seen.data) != 3 {
-		t.Errorf("%d entries", len(seen.data))
+	entries := seen.take()
+	if len(entries) != 3 {
+		t.Errorf("%d entries", len(entries))
 	}
-	for _, data := range seen.data {
+	for _, data := range entries {
 		if strings.Contains(string(data), secret) {
 			t.Errorf("the entry %q holds the password", data)
 		}
 	}
 }
 
-// recorder keeps what is proposed. Its calls do not overlap.
+// recorder keeps what is proposed.
 type recorder struct {
 	Consensus
+	mu   sync.Mutex
 	data [][]byte
 }
 
 func (r *recorder) Propose(p Proposal) error {
+	r.mu.Lock()
 	r.data = append(r.data, append([]byte(nil), p.Data...))
+	r.mu.Unlock()
 	return r.Consensus.Propose(p)
+}
+
+// take returns what was proposed since the last take.
+func (r *recorder) take() [][]byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	data := r.data
+	r.data = nil
+	return data
 }
 
 // TestAuthenticateAgain: who authenticates while users change is checked anew.
@@ -150,12 +165,13 @@ func TestAuthenticateAgain(t *testing.T) {
 	must[*pb.AuthUserAddResponse](t)(users.UserAdd(t.Context(), &pb.AuthUserAddRequest{Name: "root", Password: "r"}))
 	must[*pb.AuthUserGrantRoleResponse](t)(users.UserGrantRole(t.Context(), &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"}))
 	must[*pb.AuthEnableResponse](t)(users.AuthEnable(t.Context(), &pb.AuthEnableRequest{}))
-	seen.data = nil
+	seen.take()
 	must[*pb.AuthenticateResponse](t)(users.Authenticate(t.Context(), &pb.AuthenticateRequest{Name: "root", Password: "r"}))
-	if len(seen.data) != 3 || moving.asked != 3 {
-		t.Errorf("%d entries, the password was looked up %d times", len(seen.data), moving.asked)
+	entries := seen.take()
+	if asked := moving.asked.Load(); len(entries) != 3 || asked != 3 {
+		t.Errorf("%d entries, the password was looked up %d times", len(entries), asked)
 	}
-	for _, data := range seen.data {
+	for _, data := range entries {
 		var c command.Command
 		if err := command.Decode(data, &c); err != nil || c.Kind != command.KindAuthenticate || c.Header.Username != "" {
 			t.Errorf("%v %+v, %v", c.Kind, c.Header, err)
@@ -167,12 +183,13 @@ func TestAuthenticateAgain(t *testing.T) {
 // question for it, the first times.
 type movingAuth struct {
 	Auth
-	moves, asked int
+	moves int64
+	asked atomic.Int64
 }
 
 func (a *movingAuth) Password(name string) ([]byte, uint64, error) {
 	hash, revision, err := a.Auth.Password(name)
-	if a.asked++; a.asked <= a.moves {
+	if a.asked.Add(1) <= a.moves {
 		revision--
 	}
 	return hash, revision, err

@@ -9,6 +9,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/engram-kv/engram/internal/grpcserver"
 	"github.com/engram-kv/engram/internal/state"
 )
 
@@ -39,7 +40,7 @@ func benchmark(b *testing.B, method string, request proto.Message) {
 		done := make(chan error, 1)
 		s2 := *s
 		s2.o.Consensus = e
-		s2.put(NewCall(context.Background(), "", nil), put, func(_ []byte, err error) { done <- err })
+		s2.put(grpcserver.NewCall(context.Background(), "", nil), put, func(_ []byte, err error) { done <- err })
 		if err := <-done; err != nil {
 			b.Fatal(err)
 		}
@@ -48,13 +49,13 @@ func benchmark(b *testing.B, method string, request proto.Message) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	h := s.Handlers()[method]
-	md := Metadata{"client-api-version": {"3.7"}}
+	h := s.handlers()[method]
+	md := map[string][]string{"client-api-version": {"3.7"}}
 	answered := make(chan int, 1)
 	b.ReportAllocs()
 	b.ResetTimer()
 	for range b.N {
-		call := NewCall(context.Background(), method, md)
+		call := grpcserver.NewCall(context.Background(), method, md)
 		h(call, raw, func(raw []byte, err error) {
 			if err != nil {
 				b.Error(err)

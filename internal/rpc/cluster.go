@@ -108,7 +108,7 @@ func (c *clusterService) MemberPromote(ctx context.Context, r *pb.MemberPromoteR
 	if err := c.mayChange(ctx, r.ID); err != nil {
 		return nil, err
 	}
-	members, err := c.s.o.Cluster.PromoteMember(ctx, r.ID, callFrom(ctx).Metadata.token())
+	members, err := c.s.o.Cluster.PromoteMember(ctx, r.ID, factsOf(callFrom(ctx)).token)
 	if err != nil {
 		return nil, err
 	}

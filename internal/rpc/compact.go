@@ -4,17 +4,18 @@ import (
 	"errors"
 
 	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/grpcserver"
 	"github.com/engram-kv/engram/internal/mvcc"
 	"github.com/engram-kv/engram/internal/state"
 )
 
 // compact serves Compact.
-func (s *Server) compact(call *Call, raw []byte, reply func(raw []byte, err error)) {
+func (s *Server) compact(call *grpcserver.Call, raw []byte, reply func(raw []byte, err error)) {
 	q := s.request(call, requestCompaction, reply)
 	var r command.CompactionRequest
 	body, err := parse(command.KindCompaction, raw, func(b []byte) bool { return command.ParseCompaction(b, &r) })
 	if err == nil {
-		err = s.admit(call.Metadata, kindUnary, false)
+		err = s.admit(call, kindUnary, false)
 	}
 	if err != nil {
 		q.refuse(err)

@@ -53,7 +53,7 @@ type View interface {
 	// MayRead checks that a user may read [key, end), or returns a sentinel of
 	// package auth. While auth is off every read is allowed.
 	MayRead(u Identity, key, end []byte) error
-	// MayCall checks that, while auth is on, the user is known.
+	// MayCall checks that, while auth is on, somebody calls.
 	MayCall(u Identity) error
 	// MayAdminister checks for the root role.
 	MayAdminister(u Identity) error
@@ -179,4 +179,7 @@ type Maintenance interface {
 	CompactionDone(revision int64) <-chan struct{}
 	// Reclaim starts to give space back to the file system and does not wait.
 	Reclaim() error
+	// Backup pins the present and lays it out, for which it reads the whole store.
+	// Ctx is for that and for writing it. The caller closes it.
+	Backup(ctx context.Context) (Backup, error)
 }

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/engram-kv/engram/internal/auth"
+	"github.com/engram-kv/engram/internal/grpcserver"
 	"github.com/engram-kv/engram/internal/mvcc"
 	"github.com/engram-kv/engram/internal/state"
 	"github.com/engram-kv/engram/internal/storage"
@@ -308,10 +309,15 @@ func (m engineMaintenance) CompactionDone(revision int64) <-chan struct{} {
 
 func (m engineMaintenance) Reclaim() error { return nil }
 
-// served is a Server that grpc-go serves, and its clients.
+func (m engineMaintenance) Backup(context.Context) (Backup, error) {
+	return nil, errors.New("this engine has no backups")
+}
+
+// served is a Server that is served, and its clients.
 type served struct {
 	*engine
 	s      *Server
+	edge   *grpcserver.Server
 	client *clientv3.Client
 	conn   *grpc.ClientConn
 	kv     pb.KVClient
@@ -341,13 +347,15 @@ func startOn(t *testing.T, e *engine, change func(*Options)) *served {
 		t.Fatal(err)
 	}
 	m.s = New(o)
-	g := m.s.NewGRPC()
+	g := grpcserver.New(m.s.ServerOptions(grpcserver.Options{}))
+	m.s.Register(g)
+	m.edge = g
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- g.Serve(Listen(l)) }()
+	go func() { served <- g.Serve(l) }()
 	m.client, err = clientv3.New(clientv3.Config{Endpoints: []string{l.Addr().String()}, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
@@ -363,16 +371,15 @@ func startOn(t *testing.T, e *engine, change func(*Options)) *served {
 			t.Error(err)
 		}
 		g.Stop()
-		if err := <-served; err != nil {
+		if err := <-served; !errors.Is(err, grpc.ErrServerStopped) {
 			t.Error(err)
 		}
 		e.close(t)
 		m.s.Close()
-		if n := m.s.room.available(); n != m.s.o.ResponseBytes {
-			t.Errorf("%d of %d bytes of room were not given back", m.s.o.ResponseBytes-n, m.s.o.ResponseBytes)
-		}
-		if n := m.s.small.available(); n != m.s.small.limit {
-			t.Errorf("%d of %d bytes of room for small answers were not given back", m.s.small.limit-n, m.s.small.limit)
+		for name, room := range map[string]*budget{"answers": m.s.room, "small answers": m.s.small} {
+			if room.available() != room.limit {
+				t.Errorf("%d of %d bytes of room for %s were not given back", room.limit-room.available(), room.limit, name)
+			}
 		}
 	})
 	return m

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/engram-kv/engram/internal/auth"
+	"github.com/engram-kv/engram/internal/grpcserver"
 )
 
 // Field numbers of LeaseKeepAliveRequest and LeaseKeepAliveResponse.
@@ -28,8 +29,8 @@ const (
 // stream holds one request and one answer beyond its outbox.
 type keepAliveStream struct {
 	s       *Server
-	call    *Call
-	out     StreamOut
+	call    *grpcserver.Call
+	out     grpcserver.StreamOut
 	renewed func(ttl int64, err error) // answer, made once for all renewals
 
 	// Of the renewal in hand, set before it begins.
@@ -37,24 +38,23 @@ type keepAliveStream struct {
 	header header
 
 	mu      sync.Mutex
-	pending []Message // an answer that found no room; empty for none
-	message [1]Message
+	pending []grpcserver.Message // an answer that found no room; empty for none
+	message [1]grpcserver.Message
 }
 
 // openKeepAlive serves etcdserverpb.Lease/LeaseKeepAlive.
-func (s *Server) openKeepAlive(call *Call, out StreamOut) StreamReceiver {
+func (s *Server) openKeepAlive(call *grpcserver.Call, out grpcserver.StreamOut) grpcserver.StreamReceiver {
 	k := &keepAliveStream{s: s, call: call, out: out}
 	k.renewed = k.answer
 	return k
 }
 
-// Message implements StreamReceiver.
+// Message implements grpcserver.StreamReceiver.
 func (k *keepAliveStream) Message(raw []byte) error {
 	k.out.Hold()
 	id, err := parseKeepAlive(raw)
 	if err != nil {
-		k.s.metrics.streamFailed("receive", "lease-keepalive")
-		k.out.End(err)
+		k.out.End(WireError(err))
 		return nil
 	}
 	who, err := k.s.identify(k.call)
@@ -64,13 +64,13 @@ func (k *keepAliveStream) Message(raw []byte) error {
 	case errors.Is(err, auth.ErrTokenAhead):
 		k.s.identifyLater(k.call, func(who Identity, err error) {
 			if err != nil {
-				k.out.End(err)
+				k.out.End(WireError(err))
 				return
 			}
 			k.renew(who, id)
 		})
 	default:
-		k.out.End(err)
+		k.out.End(WireError(err))
 	}
 	return nil
 }
@@ -81,20 +81,25 @@ func (k *keepAliveStream) renew(who Identity, id int64) {
 	// sees nothing that the renewal outlived.
 	v := k.s.o.Views.View()
 	k.id, k.header = id, k.s.header(v.KV().Revision())
+	err := v.MayCall(who)
 	v.Release()
+	if err != nil {
+		k.out.End(WireError(err))
+		return
+	}
 	k.s.o.Leases.Renew(k.call.Context(), who, id, k.renewed)
 }
 
 // answer queues what became of the renewal in hand.
 func (k *keepAliveStream) answer(ttl int64, err error) {
 	if err != nil {
-		k.out.End(err)
+		k.out.End(WireError(err))
 		return
 	}
 	raw := encodeKeepAlive(k.header, k.id, ttl)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.message[0] = Message{Head: raw}
+	k.message[0] = grpcserver.Message{Head: raw}
 	k.pending = k.message[:]
 	k.flush()
 }
@@ -105,31 +110,28 @@ func (k *keepAliveStream) flush() {
 	if len(k.pending) == 0 || !k.out.Send(k.pending) {
 		return
 	}
-	k.pending, k.message[0] = nil, Message{}
+	k.pending, k.message[0] = nil, grpcserver.Message{}
 	k.out.Resume()
 }
 
-// HalfClose implements StreamReceiver. No renewal is in hand then, but answers
+// HalfClose implements grpcserver.StreamReceiver. No renewal is in hand then, but answers
 // may be on their way.
 func (k *keepAliveStream) HalfClose() (over bool) {
 	k.out.End(nil)
 	return false
 }
 
-// Ready implements StreamReceiver.
+// Ready implements grpcserver.StreamReceiver.
 func (k *keepAliveStream) Ready() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.flush()
 }
 
-// inTurn implements inTurn.
-func (k *keepAliveStream) inTurn() {}
+// Sent implements grpcserver.StreamReceiver.
+func (k *keepAliveStream) Sent(grpcserver.Message, time.Duration) {}
 
-// Sent implements StreamReceiver.
-func (k *keepAliveStream) Sent(Message, time.Duration) {}
-
-// Close implements StreamReceiver. A renewal in hand ends with the call's
+// Close implements grpcserver.StreamReceiver. A renewal in hand ends with the call's
 // context, and its answer finds no taker.
 func (k *keepAliveStream) Close() {}
 

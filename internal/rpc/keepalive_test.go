@@ -141,7 +141,9 @@ func TestKeepAliveUnread(t *testing.T) {
 	const requests = 12_000
 	m := start(t, func(o *Options) { o.StreamMessages = 16 })
 	must[*pb.LeaseGrantResponse](t)(pb.NewLeaseClient(m.conn).LeaseGrant(t.Context(), &pb.LeaseGrantRequest{ID: 9, TTL: 60}))
-	stream := m.keepAlive(t.Context(), t)
+	conn := m.dialNarrow(t)
+	defer conn.Close()
+	stream := must[pb.Lease_LeaseKeepAliveClient](t)(pb.NewLeaseClient(conn).LeaseKeepAlive(t.Context()))
 	sent := make(chan error, 1)
 	go func() {
 		for i := range requests {
@@ -161,12 +163,11 @@ func TestKeepAliveUnread(t *testing.T) {
 		return 0
 	}
 	queued := func() bool {
-		m.s.streams.mu.Lock()
-		defer m.s.streams.mu.Unlock()
-		if used := m.s.streams.used; used > 16*64 {
+		used := m.edge.StreamBytes()
+		if used > 16*64 {
 			t.Fatalf("%d bytes are queued", used)
 		}
-		return m.s.streams.used > 0
+		return used > 0
 	}
 	// The windows of the connection fill up, and then an answer stays queued. What
 	// was read is answered, queued, or the one in hand.

@@ -1,33 +1,48 @@
 package rpc
 
 import (
+	"context"
 	"errors"
 	"time"
 
 	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/grpcserver"
+	"github.com/engram-kv/engram/internal/hot"
 	"github.com/engram-kv/engram/internal/state"
 )
 
 // request is one unary KV call under way.
 type request struct {
 	s     *Server
-	call  *Call
+	call  *grpcserver.Call
 	kind  requestKind
 	began time.Time
 	reply func(raw []byte, err error)
+
+	touched *touch // nil unless Options.Hot has picked the request
 }
 
-func (s *Server) request(call *Call, kind requestKind, reply func(raw []byte, err error)) *request {
-	return &request{s: s, call: call, kind: kind, began: s.o.Clock.Now(), reply: reply}
+func (s *Server) request(call *grpcserver.Call, kind requestKind, reply func(raw []byte, err error)) *request {
+	q := s.begin(call, kind, reply)
+	return &q
+}
+
+func (s *Server) begin(call *grpcserver.Call, kind requestKind, reply func(raw []byte, err error)) request {
+	return request{s: s, call: call, kind: kind, began: s.o.Clock.Now(), reply: reply}
 }
 
 // done answers the call. Err may be any error that errors.go knows.
-func (q *request) done(raw []byte, err error) {
+func (q *request) done(raw []byte, err error) { q.finish(raw, len(raw), err) }
+
+// finish is done for an answer of that many bytes, of which raw need not be all:
+// see grpcserver.Call.Follow.
+func (q *request) finish(raw []byte, bytes int, err error) {
 	q.s.metrics.request(q.kind, err, q.s.o.Clock.Now().Sub(q.began))
 	if err != nil {
 		err = WireError(err)
 	}
+	q.tally(bytes)
 	q.reply(raw, err)
 }
 
@@ -35,12 +50,12 @@ func (q *request) done(raw []byte, err error) {
 // counted as a request of its kind.
 func (q *request) refuse(err error) { q.reply(nil, WireError(err)) }
 
-func (s *Server) put(call *Call, raw []byte, reply func(raw []byte, err error)) {
+func (s *Server) put(call *grpcserver.Call, raw []byte, reply func(raw []byte, err error)) {
 	q := s.request(call, requestPut, reply)
 	var r command.PutRequest
 	body, err := parse(command.KindPut, raw, func(b []byte) bool { return command.ParsePut(b, &r) })
 	if err == nil {
-		err = s.admit(call.Metadata, kindUnary, false)
+		err = s.admit(call, kindUnary, false)
 	}
 	if err == nil {
 		err = s.o.Quota.Admit(state.PutCost(&r))
@@ -52,15 +67,16 @@ func (s *Server) put(call *Call, raw []byte, reply func(raw []byte, err error)) 
 		q.refuse(err)
 		return
 	}
+	q.touches(hot.Write, r.Key, len(raw))
 	q.propose(command.KindPut, body, r.PrevKV)
 }
 
-func (s *Server) deleteRange(call *Call, raw []byte, reply func(raw []byte, err error)) {
+func (s *Server) deleteRange(call *grpcserver.Call, raw []byte, reply func(raw []byte, err error)) {
 	q := s.request(call, requestDeleteRange, reply)
 	var r command.DeleteRangeRequest
 	body, err := parse(command.KindDeleteRange, raw, func(b []byte) bool { return command.ParseDeleteRange(b, &r) })
 	if err == nil {
-		err = s.admit(call.Metadata, kindUnary, false)
+		err = s.admit(call, kindUnary, false)
 	}
 	if err == nil {
 		err = checkDeleteRange(&r)
@@ -69,6 +85,7 @@ func (s *Server) deleteRange(call *Call, raw []byte, reply func(raw []byte, err 
 		q.refuse(err)
 		return
 	}
+	q.touches(hot.Write, r.Key, len(raw))
 	q.propose(command.KindDeleteRange, body, r.PrevKV)
 }
 
@@ -102,7 +119,7 @@ func (q *request) propose(kind command.Kind, body []byte, reads bool) {
 
 // compose returns the response of a write for which nothing has to be read.
 func (q *request) compose(reply *state.Reply) ([]byte, error) {
-	a, err := q.s.fill(q.call.Context(), &reply.Op, new(int64))
+	a, err := q.s.fill(context.Background(), &reply.Op, new(int64), false)
 	if err != nil {
 		return nil, err
 	}
@@ -110,59 +127,76 @@ func (q *request) compose(reply *state.Reply) ([]byte, error) {
 	return a.encode(), nil
 }
 
+// rangeRead is one Range under way, in one piece of memory.
+type rangeRead struct {
+	request
+	r  command.RangeRequest
+	op state.OpReply
+}
+
 // rangeKeys serves Range.
-func (s *Server) rangeKeys(call *Call, raw []byte, reply func(raw []byte, err error)) {
-	q := s.request(call, requestRange, reply)
-	var r command.RangeRequest
-	_, err := parse(command.KindRange, raw, func(b []byte) bool { return command.ParseRange(b, &r) })
+func (s *Server) rangeKeys(call *grpcserver.Call, raw []byte, reply func(raw []byte, err error)) {
+	q := &rangeRead{request: s.begin(call, requestRange, reply)}
+	r := &q.r
+	_, err := parse(command.KindRange, raw, func(b []byte) bool { return command.ParseRange(b, r) })
 	if err == nil {
-		err = s.admit(call.Metadata, kindUnary, r.Serializable)
+		err = s.admit(call, kindUnary, r.Serializable)
 	}
 	if err == nil {
-		err = checkRange(&r)
+		err = checkRange(r)
 	}
 	if err != nil {
 		q.refuse(err)
 		return
 	}
-	q.read(r.Serializable, neverSlow, func(v View, who Identity) (*state.OpReply, error) {
-		if err := v.MayRead(who, r.Key, r.RangeEnd); err != nil {
-			return nil, err
-		}
-		return &state.OpReply{
-			Kind: state.OpRange, View: v.KV(),
-			Key: r.Key, End: r.RangeEnd, Range: state.RangeOptionsOf(&r),
-		}, nil
-	})
+	q.touches(hot.Read, r.Key, len(raw))
+	q.read(r.Serializable, q)
 }
 
-// A planner says what is to be read from a view for an answer.
-type planner func(v View, who Identity) (*state.OpReply, error)
+// slow implements planner.
+func (q *rangeRead) slow(View) bool { return false }
 
-func neverSlow(View) bool { return false }
+// plan implements planner.
+func (q *rangeRead) plan(v View, who Identity) (*state.OpReply, error) {
+	if err := v.MayRead(who, q.r.Key, q.r.RangeEnd); err != nil {
+		return nil, err
+	}
+	q.op = state.OpReply{
+		Kind: state.OpRange, View: v.KV(),
+		Key: q.r.Key, End: q.r.RangeEnd, Range: state.RangeOptionsOf(&q.r),
+	}
+	return &q.op, nil
+}
+
+// planner says what is to be read from a view for an answer.
+type planner interface {
+	// slow says that to plan may read the disk or many keys.
+	slow(v View) bool
+	plan(v View, who Identity) (*state.OpReply, error)
+}
 
 // read pins a view, one that is new enough unless the read is serializable, and
-// answers with what plan says is to be read from it. A plan that is slow, since
-// it may read the disk or many keys, is made by a worker.
-func (q *request) read(serializable bool, slow func(View) bool, plan planner) {
+// answers with what plan says is to be read from it. A plan that is slow is made
+// by a worker.
+func (q *request) read(serializable bool, plan planner) {
 	who, err := q.s.identify(q.call)
 	switch {
 	case err == nil:
-		q.readAs(who, serializable, slow, plan)
+		q.readAs(who, serializable, plan)
 	case errors.Is(err, auth.ErrTokenAhead):
 		q.s.identifyLater(q.call, func(who Identity, err error) {
 			if err != nil {
 				q.done(nil, err)
 				return
 			}
-			q.readAs(who, serializable, slow, plan)
+			q.readAs(who, serializable, plan)
 		})
 	default:
 		q.done(nil, err)
 	}
 }
 
-func (q *request) readAs(who Identity, serializable bool, slow func(View) bool, plan planner) {
+func (q *request) readAs(who Identity, serializable bool, plan planner) {
 	s := q.s
 	confirmed := func(err error) {
 		if err != nil {
@@ -170,7 +204,7 @@ func (q *request) readAs(who Identity, serializable bool, slow func(View) bool, 
 			return
 		}
 		v := s.view()
-		if !slow(v) {
+		if !plan.slow(v) {
 			q.answer(v, who, plan, false)
 			return
 		}
@@ -185,13 +219,13 @@ func (q *request) readAs(who Identity, serializable bool, slow func(View) bool, 
 		confirmed(nil)
 		return
 	}
-	s.o.Consensus.ReadIndex(q.call.deadline(q.began, s.o.RequestTimeout), confirmed)
+	s.o.Consensus.ReadIndex(deadlineOf(q.call, q.began, s.o.RequestTimeout), confirmed)
 }
 
 // answer makes a plan and the answer from it. Reserved says that the request
 // holds a worker's place.
 func (q *request) answer(v View, who Identity, plan planner, reserved bool) {
-	op, err := plan(v, who)
+	op, err := plan.plan(v, who)
 	if err != nil {
 		v.Release()
 		if reserved {

@@ -1,7 +1,6 @@
 package rpc
 
 import (
-	"context"
 	"sync"
 	"time"
 
@@ -29,7 +28,7 @@ type leaderWatch struct {
 
 // openStream is one stream that may have to end before its client does.
 type openStream struct {
-	cancel      context.CancelCauseFunc
+	end         func(error)
 	needsLeader bool
 	endless     bool // only the client would end it
 }
@@ -68,44 +67,48 @@ func (w *leaderWatch) run(ticks <-chan time.Time) {
 
 // cut ends all streams that require a leader. They take themselves out.
 func (w *leaderWatch) cut() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for o := range w.streams {
-		if o.needsLeader {
-			o.cancel(rpctypes.ErrGRPCNoLeader)
-		}
-	}
+	w.end(rpctypes.ErrGRPCNoLeader, func(o *openStream) bool { return o.needsLeader })
 }
 
 // endAll ends the streams that only their clients would end, now and as they
 // come: the member stops.
 func (w *leaderWatch) endAll() {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.stopping = true
+	w.mu.Unlock()
+	w.end(rpctypes.ErrGRPCStopped, func(o *openStream) bool { return o.endless })
+}
+
+// end ends some streams, without the lock: a stream that ends forgets itself.
+func (w *leaderWatch) end(why error, which func(*openStream) bool) {
+	var some []*openStream
+	w.mu.Lock()
 	for o := range w.streams {
-		if o.endless {
-			o.cancel(rpctypes.ErrGRPCStopped)
+		if which(o) {
+			some = append(some, o)
 		}
+	}
+	w.mu.Unlock()
+	for _, o := range some {
+		o.end(why)
 	}
 }
 
-// watch returns a context that also ends when the stream must, with the wire
-// error as its cause. Forget must be called when the stream is over.
-func (w *leaderWatch) watch(ctx context.Context, needsLeader, endless bool) (_ context.Context, forget func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	o := &openStream{cancel: cancel, needsLeader: needsLeader, endless: endless}
+// watch has end called with the wire error when the stream must end, maybe at
+// once and maybe more than once. Forget must be called when the stream is over.
+func (w *leaderWatch) watch(needsLeader, endless bool, end func(error)) (forget func()) {
+	o := &openStream{end: end, needsLeader: needsLeader, endless: endless}
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.streams[o] = struct{}{}
-	if w.stopping && endless {
-		cancel(rpctypes.ErrGRPCStopped)
+	late := w.stopping && endless
+	w.mu.Unlock()
+	if late {
+		end(rpctypes.ErrGRPCStopped)
 	}
-	return ctx, func() {
+	return func() {
 		w.mu.Lock()
+		defer w.mu.Unlock()
 		delete(w.streams, o)
-		w.mu.Unlock()
-		cancel(nil)
 	}
 }
 

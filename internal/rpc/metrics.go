@@ -33,7 +33,7 @@ type Metrics struct {
 	handling                         *prometheus.HistogramVec
 
 	receivedBytes, sentBytes prometheus.Counter
-	clientRequests           *prometheus.CounterVec
+	requestsByVersion        *prometheus.CounterVec
 	streamFailures           *prometheus.CounterVec
 	requestSeconds           *prometheus.HistogramVec
 	rangeSeconds             *prometheus.HistogramVec
@@ -49,13 +49,21 @@ type Metrics struct {
 	versions map[versionKey]prometheus.Counter
 }
 
-type versionKey struct{ kind, version string }
+type versionKey struct {
+	kind    callKind
+	version string
+}
 
-// The values of type in etcd_server_client_requests_total.
+// callKind is a type in etcd_server_client_requests_total.
+type callKind uint8
+
 const (
-	kindUnary  = "unary"
-	kindStream = "stream"
+	kindUnary callKind = iota
+	kindStream
+	callKinds
 )
+
+var callKindNames = [callKinds]string{"unary", "stream"}
 
 // requestKind is a type in etcd_server_request_duration_seconds.
 type requestKind uint8
@@ -132,12 +140,12 @@ func NewMetrics(extensive bool) *Metrics {
 			Name: "etcd_network_client_grpc_received_bytes_total", Help: "The total number of bytes received from grpc clients."}),
 		sentBytes: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "etcd_network_client_grpc_sent_bytes_total", Help: "The total number of bytes sent to grpc clients."}),
-		clientRequests: counter("etcd_server_client_requests_total", "The total number of client requests per client version.", "type", "client_api_version"),
-		streamFailures: counter("etcd_network_server_stream_failures_total", "The total number of stream failures from the local server.", "Type", "API"),
-		requestSeconds: histogram("etcd_server_request_duration_seconds", "Response latency in seconds of the requests of each type.", prometheus.ExponentialBuckets(0.001, 2, 14), "type", "success"),
-		rangeSeconds:   histogram("etcd_server_range_duration_seconds", "The latency distributions of txn->Range.", prometheus.ExponentialBuckets(0.0001, 2, 20), "success"),
-		methods:        map[string]*methodMetrics{},
-		versions:       map[versionKey]prometheus.Counter{},
+		requestsByVersion: counter("etcd_server_client_requests_total", "The total number of client requests per client version.", "type", "client_api_version"),
+		streamFailures:    counter("etcd_network_server_stream_failures_total", "The total number of stream failures from the local server.", "Type", "API"),
+		requestSeconds:    histogram("etcd_server_request_duration_seconds", "Response latency in seconds of the requests of each type.", prometheus.ExponentialBuckets(0.001, 2, 14), "type", "success"),
+		rangeSeconds:      histogram("etcd_server_range_duration_seconds", "The latency distributions of txn->Range.", prometheus.ExponentialBuckets(0.0001, 2, 20), "success"),
+		methods:           map[string]*methodMetrics{},
+		versions:          map[versionKey]prometheus.Counter{},
 	}
 	m.rangeOK = m.rangeSeconds.WithLabelValues("true")
 	m.rangeFailed = m.rangeSeconds.WithLabelValues("false")
@@ -147,7 +155,7 @@ func NewMetrics(extensive bool) *Metrics {
 // Register adds the metrics to a registry.
 func (m *Metrics) Register(r prometheus.Registerer) error {
 	all := []prometheus.Collector{m.started, m.handled, m.received, m.sent, m.receivedBytes, m.sentBytes,
-		m.clientRequests, m.streamFailures, m.requestSeconds, m.rangeSeconds}
+		m.requestsByVersion, m.streamFailures, m.requestSeconds, m.rangeSeconds}
 	if m.extensive {
 		all = append(all, m.handling)
 	}
@@ -200,22 +208,34 @@ func (mm *methodMetrics) finish(code codes.Code, took time.Duration) {
 	}
 }
 
-// clientRequest counts a call ("unary" or "stream") by the client's version.
-func (m *Metrics) clientRequest(kind, version string) {
+// clientRequest counts a call by what its client says of itself.
+func (m *Metrics) clientRequest(f *facts, kind callKind) {
+	c := f.requests[kind].Load()
+	if c == nil {
+		made := m.clientRequests(kind, f.version)
+		c = &made
+		f.requests[kind].Store(c)
+	}
+	(*c).Inc()
+}
+
+// clientRequests returns what counts the calls of a kind by clients of a version.
+func (m *Metrics) clientRequests(kind callKind, version string) prometheus.Counter {
 	key := versionKey{kind, version}
 	m.mu.Lock()
+	defer m.mu.Unlock()
+	if c := m.versions[key]; c != nil {
+		return c
+	}
+	if len(m.versions) >= maxClientVersions {
+		key.version = "other"
+	}
 	c := m.versions[key]
 	if c == nil {
-		if len(m.versions) >= maxClientVersions {
-			key.version = "other"
-		}
-		if c = m.versions[key]; c == nil {
-			c = m.clientRequests.WithLabelValues(key.kind, key.version)
-			m.versions[key] = c
-		}
+		c = m.requestsByVersion.WithLabelValues(callKindNames[kind], key.version)
+		m.versions[key] = c
 	}
-	m.mu.Unlock()
-	c.Inc()
+	return c
 }
 
 // request observes how long a request of a kind took.
@@ -242,7 +262,7 @@ func (m *Metrics) rangeTook(err error, took time.Duration) {
 	o.Observe(took.Seconds())
 }
 
-// streamFailed counts a "send" or "receive" that failed on a stream of an API,
+// streamFailed counts a "receive" that failed on a stream of an API,
 // "watch" or "lease-keepalive".
 func (m *Metrics) streamFailed(kind, api string) {
 	m.streamFailures.WithLabelValues(kind, api).Inc()

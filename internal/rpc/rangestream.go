@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/grpcserver"
 	"github.com/engram-kv/engram/internal/mvcc"
 	"github.com/engram-kv/engram/internal/state"
 )
@@ -24,12 +25,12 @@ var (
 
 // rangeStream serves RangeStream: the answer to a Range, in chunks that are all
 // read from one view.
-func (s *Server) rangeStream(call *Call, raw []byte, send Send) error {
+func (s *Server) rangeStream(call *grpcserver.Call, raw []byte, send grpcserver.Send) error {
 	began := s.o.Clock.Now()
 	var r command.RangeRequest
 	_, err := parse(command.KindRange, raw, func(b []byte) bool { return command.ParseRange(b, &r) })
 	if err == nil {
-		err = s.admit(call.Metadata, kindStream, false)
+		err = s.admit(call, kindStream, false)
 	}
 	if err == nil {
 		err = checkRange(&r)
@@ -40,7 +41,9 @@ func (s *Server) rangeStream(call *Call, raw []byte, send Send) error {
 	if err != nil {
 		return WireError(err)
 	}
-	err = s.streamRange(call, &r, send)
+	size := 0
+	err = s.streamRange(call, &r, func(raw []byte, sent func()) error { size += len(raw); return send(raw, sent) })
+	s.tallyRead(call, r.Key, size)
 	s.metrics.request(requestRangeStream, err, s.o.Clock.Now().Sub(began))
 	return WireError(err)
 }
@@ -57,7 +60,7 @@ func checkStreamable(r *command.RangeRequest) error {
 	return nil
 }
 
-func (s *Server) streamRange(call *Call, r *command.RangeRequest, send Send) error {
+func (s *Server) streamRange(call *grpcserver.Call, r *command.RangeRequest, send grpcserver.Send) error {
 	who, err := s.caller(call)
 	if err != nil {
 		return err
@@ -84,9 +87,9 @@ func (s *Server) streamRange(call *Call, r *command.RangeRequest, send Send) err
 }
 
 // confirm waits until this member has applied all that was committed.
-func (s *Server) confirm(call *Call) error {
+func (s *Server) confirm(call *grpcserver.Call) error {
 	confirmed := make(chan error, 1)
-	s.o.Consensus.ReadIndex(call.deadline(s.o.Clock.Now(), s.o.RequestTimeout), func(err error) { confirmed <- err })
+	s.o.Consensus.ReadIndex(deadlineOf(call, s.o.Clock.Now(), s.o.RequestTimeout), func(err error) { confirmed <- err })
 	select {
 	case err := <-confirmed:
 		return err
@@ -98,7 +101,7 @@ func (s *Server) confirm(call *Call) error {
 // chunker cuts the answer to one range into messages.
 type chunker struct {
 	s       *Server
-	call    *Call
+	call    *grpcserver.Call
 	view    *mvcc.View
 	options mvcc.RangeOptions
 
@@ -110,7 +113,7 @@ type chunker struct {
 }
 
 // next sends one chunk. Last says that it was the last one.
-func (c *chunker) next(send Send) (last bool, err error) {
+func (c *chunker) next(send grpcserver.Send) (last bool, err error) {
 	res, room, err := c.read()
 	if err != nil {
 		return false, err
@@ -146,7 +149,7 @@ func (c *chunker) read() (res mvcc.RangeResult, room int64, err error) {
 	room = min(4*int64(c.s.o.MaxRequestBytes), c.s.o.ResponseBytes)
 	for {
 		ctx := c.call.Context()
-		if err := c.s.room.wait(ctx, room, c.call.deadline(c.s.o.Clock.Now(), c.s.o.RequestTimeout)); err != nil {
+		if err := c.s.room.wait(ctx, room, deadlineOf(c.call, c.s.o.Clock.Now(), c.s.o.RequestTimeout)); err != nil {
 			return mvcc.RangeResult{}, 0, err
 		}
 		o := c.options
@@ -186,7 +189,7 @@ func (c *chunker) grow(size int64) {
 }
 
 // sendHolding sends raw and gives room back once its bytes have left.
-func (s *Server) sendHolding(raw []byte, room int64, send Send) error {
+func (s *Server) sendHolding(raw []byte, room int64, send grpcserver.Send) error {
 	if spare := room - int64(len(raw)); spare > 0 {
 		s.room.release(spare)
 		room -= spare

@@ -19,6 +19,14 @@ const regrant = 4
 // keyGuess is what a key-value without its value is reckoned to have.
 const keyGuess = 100
 
+// mostPins is how many times its own size an answer may keep in memory as it is
+// sent from where the store keeps its key-values; one that would keep more is
+// copied. kvsCost is what each of them takes beside.
+const (
+	mostPins = 3
+	kvsCost  = 24
+)
+
 // reading is an answer that is to be read from pinned views. It is made at once
 // if it is small and in memory, else by a worker once there is room for it.
 type reading struct {
@@ -62,16 +70,13 @@ func (r *reading) start() {
 // returns false if the answer is not made.
 func (r *reading) tryInline() bool {
 	limit := r.s.o.InlineBytes
-	if left := limit; !inMemory(r.op, &left) {
-		return false
-	}
 	if !r.try(limit) {
 		return false
 	}
 	left := limit
-	a, err := r.read(&left)
+	a, err := r.read(context.Background(), &left, true) // too short to be broken off
 	switch {
-	case errors.Is(err, mvcc.ErrTooBig):
+	case errors.Is(err, mvcc.ErrNotInMemory), errors.Is(err, mvcc.ErrTooBig):
 		r.room.release(limit)
 		return false
 	case err != nil:
@@ -102,7 +107,7 @@ func (r *reading) ask(n int64) {
 		return
 	}
 	r.room = r.s.room
-	r.room.acquire(n, r.call.deadline(r.s.o.Clock.Now(), r.s.o.RequestTimeout), func(err error) {
+	r.room.acquire(n, deadlineOf(r.call, r.s.o.Clock.Now(), r.s.o.RequestTimeout), func(err error) {
 		if err != nil {
 			r.fail(err)
 			return
@@ -114,7 +119,7 @@ func (r *reading) ask(n int64) {
 // work runs on a worker and owns n bytes of room.
 func (r *reading) work(n int64) {
 	left := n
-	a, err := r.read(&left)
+	a, err := r.read(r.call.Context(), &left, false)
 	if err == nil {
 		r.succeed(a, n)
 		return
@@ -135,28 +140,36 @@ func (r *reading) tooBig(bytes int64) error {
 	return fmt.Errorf("%w: it has %d bytes or more, and all answers in flight may have %d (ask for fewer keys at a time)", errBusy, bytes, r.s.o.ResponseBytes)
 }
 
-func (r *reading) read(left *int64) (answer, error) {
-	ctx := r.call.Context()
-	if err := ctx.Err(); err != nil {
+func (r *reading) read(ctx context.Context, left *int64, memoryOnly bool) (answer, error) {
+	if err := r.call.Err(); err != nil {
 		return answer{}, err
 	}
-	a, err := r.s.fill(ctx, r.op, left)
+	a, err := r.s.fill(ctx, r.op, left, memoryOnly)
 	a.header = r.header
 	return a, err
 }
 
 // succeed sends the answer, for which room bytes are held.
 func (r *reading) succeed(a answer, room int64) {
-	raw := a.encode()
+	size := a.measure()
+	need := int64(size)
+	raw, rest := []byte(nil), (*rows)(nil)
+	if pins := a.pins + int64(len(a.kvs))*kvsCost; a.pins > 0 && a.kind == state.OpRange && pins <= mostPins*need && (pins <= room || r.room.try(pins-room)) {
+		room, need = max(room, pins), pins
+		raw, rest = a.split()
+		r.call.Follow(rest)
+	} else {
+		raw = a.append(make([]byte, 0, size))
+	}
 	r.close()
-	if spare := room - int64(len(raw)); spare > 0 {
+	if spare := room - need; spare > 0 {
 		r.room.release(spare)
 		room -= spare
 	}
 	if room > 0 {
-		r.call.onSent(func() { r.room.release(room) })
+		r.call.OnSent(func() { r.room.release(room) })
 	}
-	r.done(raw, nil)
+	r.finish(raw, size, nil)
 }
 
 func (r *reading) fail(err error) {
@@ -176,18 +189,19 @@ func (r *reading) close() {
 }
 
 // fill reads what the answer to op needs. Left bounds the bytes of its
-// key-values and is lowered by what was read; mvcc.ErrTooBig if it is not enough.
-func (s *Server) fill(ctx context.Context, op *state.OpReply, left *int64) (answer, error) {
+// key-values and is lowered by what was read; mvcc.ErrTooBig if it is not enough,
+// and mvcc.ErrNotInMemory if memory alone is not.
+func (s *Server) fill(ctx context.Context, op *state.OpReply, left *int64, memoryOnly bool) (answer, error) {
 	a := answer{kind: op.Kind, count: op.Deleted, succeeded: op.Succeeded, header: header{revision: op.Revision}}
 	if op.View != nil {
-		res, err := s.readRange(ctx, op, *left)
+		res, err := s.readRange(ctx, op, *left, memoryOnly)
 		if err != nil {
 			return answer{}, err
 		}
 		if op.Kind == state.OpRange {
 			a.count, a.more = res.Count, res.More
 		}
-		a.kvs = res.KVs
+		a.kvs, a.pins = res.KVs, res.Pins
 		*left -= res.Bytes
 	}
 	if len(op.Ops) > 0 {
@@ -195,7 +209,7 @@ func (s *Server) fill(ctx context.Context, op *state.OpReply, left *int64) (answ
 	}
 	for i := range op.Ops {
 		var err error
-		if a.ops[i], err = s.fill(ctx, &op.Ops[i], left); err != nil {
+		if a.ops[i], err = s.fill(ctx, &op.Ops[i], left, memoryOnly); err != nil {
 			return answer{}, err
 		}
 	}
@@ -203,34 +217,18 @@ func (s *Server) fill(ctx context.Context, op *state.OpReply, left *int64) (answ
 }
 
 // readRange reads what one op asks for, of at most maxBytes.
-func (s *Server) readRange(ctx context.Context, op *state.OpReply, maxBytes int64) (mvcc.RangeResult, error) {
+func (s *Server) readRange(ctx context.Context, op *state.OpReply, maxBytes int64, memoryOnly bool) (mvcc.RangeResult, error) {
 	o := op.Range
-	o.MaxBytes = max(1, maxBytes)
+	o.MaxBytes, o.MemoryOnly = max(1, maxBytes), memoryOnly
 	if op.Kind != state.OpRange {
 		return op.View.Range(ctx, op.Key, op.End, o)
 	}
 	began := s.o.Clock.Now()
 	res, err := op.View.Range(ctx, op.Key, op.End, o)
-	s.metrics.rangeTook(err, s.o.Clock.Now().Sub(began))
+	if !memoryOnly || err == nil { // else it is done again
+		s.metrics.rangeTook(err, s.o.Clock.Now().Sub(began))
+	}
 	return res, err
-}
-
-// inMemory says that all that op reads is in memory and has at most *left
-// bytes.
-func inMemory(op *state.OpReply, left *int64) bool {
-	if v := op.View; v != nil {
-		o := &op.Range
-		past := o.Revision > 0 && o.Revision < v.Revision()
-		if past || !o.CountOnly && !v.InMemory(op.Key, op.End, *left) {
-			return false
-		}
-	}
-	for i := range op.Ops {
-		if !inMemory(&op.Ops[i], left) {
-			return false
-		}
-	}
-	return true
 }
 
 // estimate returns the bytes of key-values in the answer to op, from the index's

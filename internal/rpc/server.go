@@ -3,8 +3,8 @@
 // It knows etcd's wire names, checks what clients send, hands it on and turns
 // what comes back into etcd's answers; it decides nothing, orders nothing and
 // stores nothing. Server is the main type. What it calls stands in engine.go as
-// interfaces. Only adapter.go and streamadapter.go know which gRPC server it
-// runs in. Invariants:
+// interfaces. Package grpcserver carries the calls: the hot methods take and give
+// raw bytes, the others are the generated services. Invariants:
 //
 //	E1: every call is answered exactly once.
 //	E2: a write that may have been committed is never answered with an error
@@ -19,7 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"runtime"
 	"time"
 
@@ -31,6 +30,8 @@ import (
 	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/clock"
 	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/grpcserver"
+	"github.com/engram-kv/engram/internal/hot"
 	"github.com/engram-kv/engram/internal/state"
 	"github.com/engram-kv/engram/internal/watch"
 )
@@ -50,6 +51,10 @@ type Options struct {
 	Metrics     *Metrics
 	// WatchMetrics are those of Watches; nil means that nobody collects them.
 	WatchMetrics *watch.Metrics
+	// Hot, if set, counts what calls are about, for engram.v1.Inspect/Top.
+	Hot *hot.Sampler
+	// Version is Engram's own, for engram.v1.Inspect/Clock.
+	Version string
 
 	// MaxRequestBytes bounds an encoded proposal; default 1.5 MiB.
 	MaxRequestBytes int
@@ -137,34 +142,26 @@ type Server struct {
 	answers *pool
 	room    *budget
 	small   *budget // for answers of at most InlineBytes
-	unread  *unread
 	leader  *leaderWatch
-	streams *outboxBudget
-	senders map[string]SenderHandler
 	slow    *slowCalls
 	hasher  *hasher
+	backups *backups
 }
 
 // New returns the services; Close ends their goroutines.
 func New(o Options) *Server {
 	o.setDefaults()
-	s := &Server{
+	return &Server{
 		o:       o,
 		metrics: o.Metrics,
 		answers: newPool(o.Workers, o.PendingAnswers),
 		room:    newBudget(o.ResponseBytes, o.PendingAnswers, o.Clock.Now),
 		small:   newBudget(max(o.ResponseBytes/smallShare, o.InlineBytes), o.PendingAnswers, o.Clock.Now),
 		leader:  newLeaderWatch(o.Consensus, o.Clock, o.ElectionTimeout),
-		unread:  newUnread(o.StreamStall),
-		streams: newOutboxBudget(o.StreamsBytes, o.StreamStall, o.Clock.Now),
 		slow:    &slowCalls{},
 		hasher:  newHasher(o.BcryptCost),
+		backups: newBackups(),
 	}
-	s.room.scarce = s.unread.sweep
-	s.senders = map[string]SenderHandler{
-		"/etcdserverpb.KV/RangeStream": s.rangeStream,
-	}
-	return s
 }
 
 // EndStreams ends the watch and keep-alive streams, which clients hold open,
@@ -176,46 +173,24 @@ func (s *Server) EndStreams() { s.leader.endAll() }
 func (s *Server) Close() {
 	s.leader.close()
 	s.answers.close()
-}
-
-// Handlers returns the unary methods that are served from raw bytes, by full
-// method name.
-func (s *Server) Handlers() map[string]Handler {
-	return map[string]Handler{
-		"/etcdserverpb.KV/Range":       s.rangeKeys,
-		"/etcdserverpb.KV/Put":         s.put,
-		"/etcdserverpb.KV/DeleteRange": s.deleteRange,
-		"/etcdserverpb.KV/Txn":         s.txn,
-		"/etcdserverpb.KV/Compact":     s.compact,
-	}
-}
-
-// Senders returns the methods that answer with a stream of raw messages.
-func (s *Server) Senders() map[string]SenderHandler { return maps.Clone(s.senders) }
-
-// Bidirectional returns the streams that are served message by message.
-func (s *Server) Bidirectional() map[string]StreamHandler {
-	return map[string]StreamHandler{
-		"/etcdserverpb.Watch/Watch":          s.openWatch,
-		"/etcdserverpb.Lease/LeaseKeepAlive": s.openKeepAlive,
-	}
+	s.backups.running.Wait()
 }
 
 // admit makes the checks that come before a request's own: the cluster's
 // capability, what learners serve, and the call's metadata, in this order.
-func (s *Server) admit(md Metadata, kind string, learnerServes bool) error {
+func (s *Server) admit(call *grpcserver.Call, kind callKind, learnerServes bool) error {
 	if !s.o.Cluster.Capable() {
 		return rpctypes.ErrGRPCNotCapable
 	}
 	if !learnerServes && s.o.Consensus.Learner() {
 		return rpctypes.ErrGRPCNotSupportedForLearner
 	}
-	version, err := md.clientVersion()
-	if err != nil {
-		return err
+	f := factsOf(call)
+	if f.versionErr != nil {
+		return f.versionErr
 	}
-	s.metrics.clientRequest(kind, version)
-	if md.requiresLeader() && s.o.Consensus.Leader() == 0 {
+	s.metrics.clientRequest(f, kind)
+	if f.requiresLeader && s.o.Consensus.Leader() == 0 {
 		return rpctypes.ErrGRPCNoLeader
 	}
 	return nil
@@ -223,15 +198,19 @@ func (s *Server) admit(md Metadata, kind string, learnerServes bool) error {
 
 // identify learns who calls. While auth is off it does not look. Who gets
 // auth.ErrTokenAhead goes on with identifyLater.
-func (s *Server) identify(call *Call) (Identity, error) {
+func (s *Server) identify(call *grpcserver.Call) (Identity, error) {
 	if !s.o.Auth.Enabled() {
 		return Identity{}, nil
 	}
-	if token := call.Metadata.token(); token != "" {
-		return s.o.Auth.Identify(token)
+	f := factsOf(call)
+	if f.token != "" {
+		return s.o.Auth.Identify(f.token)
 	}
-	if s.o.Auth.ClientCerts() && call.CommonName != "" && !call.Metadata.fromGateway() {
-		return Identity{User: call.CommonName, AuthRevision: s.o.Auth.Revision()}, nil
+	if !s.o.Auth.ClientCerts() || f.fromGateway {
+		return Identity{}, nil
+	}
+	if name := call.CommonName(); name != "" {
+		return Identity{User: name, AuthRevision: s.o.Auth.Revision()}, nil
 	}
 	return Identity{}, nil
 }
@@ -240,8 +219,8 @@ func (s *Server) identify(call *Call) (Identity, error) {
 // applied here yet, as when another member has issued it a moment ago. It calls
 // done from any goroutine, after a round of reading: what no committed entry has
 // issued by then was never issued.
-func (s *Server) identifyLater(call *Call, done func(Identity, error)) {
-	s.o.Consensus.ReadIndex(call.deadline(s.o.Clock.Now(), s.o.RequestTimeout), func(err error) {
+func (s *Server) identifyLater(call *grpcserver.Call, done func(Identity, error)) {
+	s.o.Consensus.ReadIndex(deadlineOf(call, s.o.Clock.Now(), s.o.RequestTimeout), func(err error) {
 		if err != nil {
 			done(Identity{}, err)
 			return
@@ -251,7 +230,7 @@ func (s *Server) identifyLater(call *Call, done func(Identity, error)) {
 }
 
 // withCaller calls done with who calls, at once unless that takes identifyLater.
-func (s *Server) withCaller(call *Call, done func(Identity, error)) {
+func (s *Server) withCaller(call *grpcserver.Call, done func(Identity, error)) {
 	who, err := s.identify(call)
 	if errors.Is(err, auth.ErrTokenAhead) {
 		s.identifyLater(call, done)
@@ -262,7 +241,7 @@ func (s *Server) withCaller(call *Call, done func(Identity, error)) {
 
 // propose puts a request of a kind into the log on behalf of the caller and
 // calls done with what became of it. Body came out of command.Normalize.
-func (s *Server) propose(call *Call, kind command.Kind, body []byte, done func(*state.Reply, error)) {
+func (s *Server) propose(call *grpcserver.Call, kind command.Kind, body []byte, done func(*state.Reply, error)) {
 	who, err := s.identify(call)
 	switch {
 	case err == nil:
@@ -280,7 +259,7 @@ func (s *Server) propose(call *Call, kind command.Kind, body []byte, done func(*
 	}
 }
 
-func (s *Server) proposeAs(call *Call, who Identity, kind command.Kind, body []byte, done func(*state.Reply, error)) {
+func (s *Server) proposeAs(call *grpcserver.Call, who Identity, kind command.Kind, body []byte, done func(*state.Reply, error)) {
 	c := s.o.Consensus
 	h := command.Header{ID: c.NextID(), Username: who.User, AuthRevision: who.AuthRevision}
 	size := command.RequestSize(kind, h, len(body))
@@ -293,7 +272,7 @@ func (s *Server) proposeAs(call *Call, who Identity, kind command.Kind, body []b
 		err = c.Propose(Proposal{
 			ID:       h.ID,
 			Data:     data,
-			Deadline: call.deadline(s.o.Clock.Now(), s.o.RequestTimeout),
+			Deadline: deadlineOf(call, s.o.Clock.Now(), s.o.RequestTimeout),
 			Done:     done,
 		})
 	}

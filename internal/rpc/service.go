@@ -6,49 +6,18 @@ import (
 	"sync/atomic"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/grpcserver"
 	"github.com/engram-kv/engram/internal/state"
 )
 
 // What the generated services share: a goroutine per call, which may block.
 
-type callKey struct{}
-
-// withCall puts the call where callFrom finds it.
-func withCall(ctx context.Context, call *Call) context.Context {
-	return context.WithValue(ctx, callKey{}, call)
-}
-
 // callFrom returns the call that a service method serves.
-func callFrom(ctx context.Context) *Call {
-	if call, ok := ctx.Value(callKey{}).(*Call); ok {
-		return call
-	}
-	return NewCall(ctx, "", nil)
-}
-
-// unserved are the methods of etcd that this server does not have, by full name
-// or by service, and what to say about them.
-var unserved = map[string]string{
-	"/etcdserverpb.Maintenance/Snapshot": "backups are not served",
-}
-
-// refuseUnserved returns the error for a method that this server does not have.
-func refuseUnserved(service, method string) error {
-	why, ok := unserved["/"+service+"/"+method]
-	if !ok {
-		why, ok = unserved["/"+service+"/"]
-	}
-	if !ok {
-		return nil
-	}
-	return status.Errorf(codes.Unimplemented, "etcdserver: %s is not served by this version of Engram: %s", method, why)
-}
+func callFrom(ctx context.Context) *grpcserver.Call { return grpcserver.CallFrom(ctx) }
 
 // responseHeader returns a header as of a revision, 0 meaning the current one.
 func (s *Server) responseHeader(revision int64) *etcdserverpb.ResponseHeader {
@@ -99,7 +68,7 @@ func (s *Server) do(ctx context.Context, who Identity, kind command.Kind, m prot
 }
 
 // caller learns who calls, and may block until that is known.
-func (s *Server) caller(call *Call) (Identity, error) {
+func (s *Server) caller(call *grpcserver.Call) (Identity, error) {
 	who, err := s.identify(call)
 	if !errors.Is(err, auth.ErrTokenAhead) {
 		return who, err

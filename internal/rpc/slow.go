@@ -1,12 +1,12 @@
 package rpc
 
 import (
-	"context"
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/codes"
+
+	"github.com/engram-kv/engram/internal/grpcserver"
 )
 
 // slowCallPause is the shortest time between two lines on slow calls: under
@@ -21,19 +21,19 @@ type slowCalls struct {
 }
 
 // finished logs a unary call that took longer than Options.SlowCall.
-func (s *Server) finished(ctx context.Context, method string, began time.Time, took time.Duration, err error) {
+func (s *Server) finished(call *grpcserver.Call, code codes.Code, took time.Duration) {
 	if s.o.SlowCall <= 0 || took <= s.o.SlowCall {
 		return
 	}
-	now, last := began.Add(took).UnixNano(), s.slow.logged.Load()
+	now, last := s.o.Clock.Now().UnixNano(), s.slow.logged.Load()
 	if last != 0 && now-last < int64(slowCallPause) || !s.slow.logged.CompareAndSwap(last, now) {
 		s.slow.hidden.Add(1)
 		return
 	}
 	from := ""
-	if p, ok := peer.FromContext(ctx); ok {
-		from = p.Addr.String()
+	if addr := call.RemoteAddr(); addr != nil {
+		from = addr.String()
 	}
-	s.o.Logger.Warn("call took too long", "method", method, "took", took, "expected", s.o.SlowCall, "code", status.Code(err).String(),
+	s.o.Logger.Warn("call took too long", "method", call.Method, "took", took, "expected", s.o.SlowCall, "code", code.String(),
 		"client", from, "not-logged", s.slow.hidden.Swap(0))
 }

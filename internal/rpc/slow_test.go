@@ -7,13 +7,21 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/engram-kv/engram/internal/clock"
+	"github.com/engram-kv/engram/internal/grpcserver"
 )
 
 func TestSlowCalls(t *testing.T) {
 	var out bytes.Buffer
-	s := &Server{slow: &slowCalls{}, o: Options{SlowCall: time.Second, Logger: slog.New(slog.NewTextHandler(&out, nil))}}
-	began := time.Unix(100, 0)
-	call := func(after, took time.Duration) { s.finished(context.Background(), "/s/M", began.Add(after), took, nil) }
+	now := clock.NewFake(time.Unix(100, 0))
+	s := &Server{slow: &slowCalls{}, o: Options{SlowCall: time.Second, Clock: now, Logger: slog.New(slog.NewTextHandler(&out, nil))}}
+	call := func(after, took time.Duration) {
+		now.Advance(after)
+		s.finished(grpcserver.NewCall(context.Background(), "/s/M", nil), codes.OK, took)
+	}
 	call(0, time.Second) // not longer
 	if out.Len() > 0 {
 		t.Fatalf("logged: %s", &out)

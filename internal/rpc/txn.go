@@ -1,60 +1,85 @@
 package rpc
 
 import (
+	"sync"
+
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/grpcserver"
 	"github.com/engram-kv/engram/internal/state"
 )
 
 // txn serves Txn. One whose branches only read does not go through the log.
-func (s *Server) txn(call *Call, raw []byte, reply func(raw []byte, err error)) {
+func (s *Server) txn(call *grpcserver.Call, raw []byte, reply func(raw []byte, err error)) {
 	q := s.request(call, requestTxn, reply)
-	var r command.TxnRequest
-	var arena command.TxnArena
+	d := decodedTxns.Get().(*decodedTxn)
+	r := &d.request
 	body, err := parse(command.KindTxn, raw, func(b []byte) bool {
-		arena.Reset()
-		return command.ParseTxn(b, &r, &arena)
+		d.arena.Reset()
+		return command.ParseTxn(b, r, &d.arena)
 	})
 	if err == nil {
-		err = s.admit(call.Metadata, kindUnary, false)
+		err = s.admit(call, kindUnary, false)
 	}
 	var sh shape
 	if err == nil {
-		sh = txnShape(&r)
-		if cost := state.TxnCost(&r); cost > 0 {
+		sh = txnShape(r)
+		if cost := state.TxnCost(r); cost > 0 {
 			err = s.o.Quota.Admit(cost)
 		}
 	}
 	if err == nil {
-		err = checkTxn(&r, s.o.MaxTxnOps)
+		err = checkTxn(r, s.o.MaxTxnOps)
 	}
-	switch {
-	case err != nil:
-		q.refuse(err)
-	case sh.readOnly:
+	if err == nil {
+		q.touchesOps(r, sh.readOnly, len(raw))
+	}
+	if err == nil && sh.readOnly { // the request is kept until it is answered
 		q.kind = requestReadonlyTxn
-		q.read(sh.serializable, func(v View) bool { return s.slowCompares(v, &r) },
-			func(v View, who Identity) (*state.OpReply, error) { return planTxn(v, who, &r) })
-	default:
-		q.propose(command.KindTxn, body, sh.reads)
+		q.read(sh.serializable, &txnRead{s, r})
+		return
 	}
+	d.arena.Reset()
+	decodedTxns.Put(d)
+	if err != nil {
+		q.refuse(err)
+		return
+	}
+	q.propose(command.KindTxn, body, sh.reads)
 }
 
-// slowCompares says that the compares may read values from disk, or many keys.
-func (s *Server) slowCompares(v View, r *command.TxnRequest) bool {
+// decodedTxn is a transaction taken apart to be checked, and what its parts lie
+// in.
+type decodedTxn struct {
+	request command.TxnRequest
+	arena   command.TxnArena
+}
+
+var decodedTxns = sync.Pool{New: func() any { return new(decodedTxn) }}
+
+// txnRead is a transaction that only reads.
+type txnRead struct {
+	s *Server
+	r *command.TxnRequest
+}
+
+// slow implements planner: the compares may read values from disk, or many keys.
+func (t *txnRead) slow(v View) bool {
+	r := t.r
 	for i := range r.Compare {
 		c := &r.Compare[i]
 		looks := len(c.RangeEnd) > 0 || c.Target == int32(etcdserverpb.Compare_VALUE)
-		if looks && !v.KV().InMemory(c.Key, c.RangeEnd, s.o.InlineBytes) {
+		if looks && !v.KV().InMemory(c.Key, c.RangeEnd, t.s.o.InlineBytes) {
 			return true
 		}
 	}
 	return false
 }
 
-// planTxn decides a transaction that only reads.
-func planTxn(v View, who Identity, r *command.TxnRequest) (*state.OpReply, error) {
+// plan implements planner: it decides which branch is read.
+func (t *txnRead) plan(v View, who Identity) (*state.OpReply, error) {
+	r := t.r
 	for i := range r.Compare {
 		if err := v.MayRead(who, r.Compare[i].Key, r.Compare[i].RangeEnd); err != nil {
 			return nil, err

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/engram-kv/engram/internal/auth"
+	"github.com/engram-kv/engram/internal/grpcserver"
 	"github.com/engram-kv/engram/internal/watch"
 )
 
@@ -23,23 +24,23 @@ type Watches interface {
 // watchStream is one call of etcdserverpb.Watch/Watch.
 type watchStream struct {
 	s       *Server
-	call    *Call
-	out     StreamOut
+	call    *grpcserver.Call
+	out     grpcserver.StreamOut
 	stream  *watch.Stream
 	metrics *watch.Metrics
 	pending atomic.Int64 // events queued and not sent
 
-	messages []Message // scratch of Send
+	messages []grpcserver.Message // scratch of Send
 }
 
 // openWatch serves etcdserverpb.Watch/Watch.
-func (s *Server) openWatch(call *Call, out StreamOut) StreamReceiver {
+func (s *Server) openWatch(call *grpcserver.Call, out grpcserver.StreamOut) grpcserver.StreamReceiver {
 	w := &watchStream{s: s, call: call, out: out, metrics: s.o.WatchMetrics}
 	w.stream = s.o.Watches.NewStream(w)
 	return w
 }
 
-// Message implements StreamReceiver.
+// Message implements grpcserver.StreamReceiver.
 func (w *watchStream) Message(raw []byte) error {
 	var r etcdserverpb.WatchRequest
 	if err := proto.Unmarshal(raw, &r); err != nil {
@@ -118,14 +119,14 @@ func wireWatchError(err error) error {
 	return status.Error(codes.ResourceExhausted, fmt.Sprintf("etcdserver: %v; read the answers before asking for more", err))
 }
 
-// HalfClose implements StreamReceiver. Events go on: the JSON gateway, for one,
+// HalfClose implements grpcserver.StreamReceiver. Events go on: the JSON gateway, for one,
 // closes its half once it has sent what it was asked to.
 func (w *watchStream) HalfClose() (over bool) { return false }
 
-// Ready implements StreamReceiver.
+// Ready implements grpcserver.StreamReceiver.
 func (w *watchStream) Ready() { w.stream.Ready() }
 
-// Close implements StreamReceiver.
+// Close implements grpcserver.StreamReceiver.
 func (w *watchStream) Close() {
 	w.stream.Close()
 	w.metrics.Pending.Sub(float64(w.pending.Load()))
@@ -136,7 +137,7 @@ func (w *watchStream) Send(rs []watch.Response) bool {
 	events := 0
 	w.messages = w.messages[:0]
 	for _, r := range rs {
-		w.messages = append(w.messages, Message{Head: r.Prefix, Rest: r.Events, Kind: uint8(r.Kind)})
+		w.messages = append(w.messages, grpcserver.Message{Head: r.Prefix, Rest: r.Events, Kind: uint8(r.Kind)})
 		events += len(r.Events)
 	}
 	w.pending.Add(int64(events)) // first, lest Sent come before it
@@ -150,8 +151,8 @@ func (w *watchStream) Send(rs []watch.Response) bool {
 	return true
 }
 
-// Sent implements StreamReceiver.
-func (w *watchStream) Sent(m Message, took time.Duration) {
+// Sent implements grpcserver.StreamReceiver.
+func (w *watchStream) Sent(m grpcserver.Message, took time.Duration) {
 	seconds := took.Seconds()
 	switch watch.Kind(m.Kind) {
 	case watch.KindControl:
@@ -159,6 +160,7 @@ func (w *watchStream) Sent(m Message, took time.Duration) {
 	case watch.KindProgress:
 		w.metrics.SendProgress.Observe(seconds)
 	case watch.KindEvents:
+		w.s.tallyEvents(w.call, m.Rest)
 		n := float64(len(m.Rest))
 		w.pending.Add(-int64(len(m.Rest)))
 		w.metrics.Pending.Sub(n)

@@ -1,12 +1,10 @@
 package server
 
 import (
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"golang.org/x/crypto/bcrypt"
 
 	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/rpc"
-	"github.com/engram-kv/engram/internal/state"
 )
 
 // authenticator is rpc.Auth, of the tables as applied and the tokens of this
@@ -60,20 +58,5 @@ func (m *Member) bcryptCost() int {
 	return bcrypt.DefaultCost
 }
 
-// ClientCerts implements rpc.Auth.
-func (authenticator) ClientCerts() bool { return false }
-
-// quota is rpc.Quota.
-type quota struct{ m *Member }
-
-// Admit implements rpc.Quota.
-func (q quota) Admit(cost int64) error {
-	limit := q.m.cfg.Quota()
-	if cost == 0 || limit == 0 || q.m.machine().Root().UsageBytes()+cost < limit {
-		return nil
-	}
-	if _, _, alarms := q.m.machine().Tables(); !alarms.Has(pb.AlarmType_NOSPACE) {
-		notify(q.m.overQuota)
-	}
-	return state.ErrNoSpace
-}
+// ClientCerts implements rpc.Auth. As in etcd a trusted CA alone is not enough.
+func (a authenticator) ClientCerts() bool { return a.m.cfg.ClientTLS.ClientCertAuth }

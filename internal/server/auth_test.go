@@ -1,12 +1,12 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,6 +27,24 @@ type ahead struct {
 }
 
 func (c *ahead) Now() time.Time { return c.Clock.Now().Add(time.Duration(c.by.Load())) }
+
+// logLines keeps what a member logs, from all its goroutines.
+type logLines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *logLines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *logLines) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
 
 // addRoot turns auth on and returns a token of root.
 func addRoot(t *testing.T, c *clientv3.Client) string {
@@ -89,7 +107,7 @@ func TestAuthFlags(t *testing.T) {
 	_ = c.Close()
 	stop(t, m)
 
-	var log bytes.Buffer
+	var log logLines
 	m, err = tryStartWith(t, dir, slog.New(slog.NewTextHandler(&log, nil)), Seams{}, "--bcrypt-cost=32")
 	if err != nil {
 		t.Fatal(err)
@@ -102,8 +120,8 @@ func TestAuthFlags(t *testing.T) {
 	if err := tryToken(t.Context(), c, login(t, c)); err != nil {
 		t.Error(err)
 	}
-	if m.bcryptCost() != bcrypt.DefaultCost || !strings.Contains(log.String(), "--bcrypt-cost is not between") {
-		t.Errorf("cost %d, the log says %s", m.bcryptCost(), log.String())
+	if m.bcryptCost() != bcrypt.DefaultCost || !strings.Contains(log.text(), "--bcrypt-cost is not between") {
+		t.Errorf("cost %d, the log says %s", m.bcryptCost(), log.text())
 	}
 	// Probes need no token.
 	if r, err := http.Get("http://" + strings.TrimPrefix(m.ClientAddrs()[0], "http://") + "/health"); err != nil || r.StatusCode != http.StatusOK {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -26,6 +25,8 @@ type clusterMember struct {
 	client, peer string // URLs
 	dir          string
 	flags        []string
+	seams        server.Seams
+	log          *slog.Logger // nil is the test's own
 
 	stop  context.CancelFunc
 	ended chan error // why it ended, then closed
@@ -33,12 +34,7 @@ type clusterMember struct {
 
 func freeURL(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return "http://" + l.Addr().String()
+	return "http://" + server.ReserveAddr(t)
 }
 
 func newClusterMember(t *testing.T, name string) *clusterMember {
@@ -66,9 +62,13 @@ func (c *clusterMember) start(cluster []*clusterMember, state string, flags ...s
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	c.stop, c.ended = cancel, ended
-	log := slog.New(slog.NewTextHandler(testWriter{c.t, c.name}, nil))
+	log := c.log
+	if log == nil {
+		log = slog.New(slog.NewTextHandler(testWriter{c.t, c.name}, nil))
+	}
+	seams := c.seams
 	go func() {
-		m, err := server.Start(ctx, cfg, log)
+		m, err := server.StartWith(ctx, cfg, log, seams)
 		if err == nil {
 			err = m.Wait(ctx)
 		} else if ctx.Err() == nil {

@@ -80,7 +80,7 @@ func (m *Member) newLeaderLeases() leaseForwarder {
 // it, but before the transport serves.
 func (m *Member) newPeerServices(members func() *membership, l func() *leases) *peerServices {
 	return &peerServices{
-		requestTimeout: m.cfg.RequestTimeout(), clock: m.clock, root: m.root, caughtUp: m.caughtUp, hash: m.HashKV,
+		requestTimeout: m.cfg.RequestTimeout(), clock: m.clock, root: m.root, caughtUp: m.caughtUp, hash: m.pacedHashKV,
 		indexes:       func() (committed, applied uint64) { return m.node.Status().Commit, m.node.Applied() },
 		mayAdminister: m.mayAdminister,
 		promote:       func(ctx context.Context, id uint64) error { _, err := members().promote(ctx, id); return err },

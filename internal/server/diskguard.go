@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -13,6 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/engram-kv/engram/internal/clock"
+	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/state"
 )
 
 // diskGuard watches the free space under the data directory. Below the reserve
@@ -20,12 +23,19 @@ import (
 // must reach the log and later Pebble, whose flushes and compactions need room.
 // Reads go on. It lets writes pass again when there is a quarter more than the
 // reserve.
+//
+// What makes space goes on passing, each as long as there is as much free as
+// wants says. The last quarter of the reserve is nobody's: it is for flushes, for
+// the physical work of compactions, and for another segment of the log, should
+// those that are there already be full. Even where that is too little nothing is
+// lost: Pebble tries again what found no space, and the log holds it till then.
 type diskGuard struct {
 	fs      vfs.FS
 	dir     string
 	reserve uint64 // bytes; 0 means no guard
 	log     *slog.Logger
 	refusal atomic.Pointer[error] // nil while writes pass
+	free    atomic.Uint64         // at the last look
 }
 
 // diskPoll is the time between two looks. At a gigabyte a second the default
@@ -58,6 +68,81 @@ func (g *diskGuard) Gate() error {
 	return nil
 }
 
+// LastGate returns nil while something may pass, and otherwise why not. It is
+// cheap.
+func (g *diskGuard) LastGate() error {
+	if g.free.Load() < g.floor() {
+		return g.Gate()
+	}
+	return nil
+}
+
+// floor is the free space below which nothing passes.
+func (g *diskGuard) floor() uint64 { return g.reserve / 4 }
+
+// reckoner knows what a request would do to the keys that there are.
+type reckoner interface {
+	DeleteCost(c *command.Command) int64
+	Overwrites(c *command.Command) bool
+}
+
+// Pass returns nil if an entry may be proposed, and otherwise why not. It is
+// asked while Gate returns an error.
+func (g *diskGuard) Pass(data []byte, r reckoner) error {
+	refusal := g.Gate()
+	if refusal == nil {
+		return nil
+	}
+	var c command.Command
+	if command.Decode(data, &c) != nil {
+		return refusal
+	}
+	free, want := g.free.Load(), g.wants(&c, r)
+	switch {
+	case free >= want:
+		return nil
+	case want != never && free >= 2*g.floor():
+		return status.Errorf(codes.ResourceExhausted,
+			"etcdserver: mvcc: database space exceeded: the disk of %s has %s free, and the records of the keys that this deletes may take %s until a compaction removes them, and as much once more meanwhile, which is too much below the reserve of %s: delete fewer keys at a time, and compact after each",
+			g.dir, humanize.IBytes(free), humanize.IBytes((want-g.floor())/2), humanize.IBytes(g.reserve))
+	}
+	return refusal
+}
+
+// never is what an entry wants that does not pass below the reserve.
+const never = math.MaxUint64
+
+// wants returns how much must be free for an entry while writes are refused.
+//
+// A compaction writes next to nothing before it frees, so it passes down to the
+// floor, and so does what is asked of alarms. A delete frees nothing by itself: it
+// leaves a record for each key, until a compaction. So deletes, and leases' ends,
+// keep away from the last half, which is the compaction's, and one that names very
+// many keys must leave the floor alone though its records are written twice: in
+// the end a compaction may have to rewrite them, to get rid of what they hide.
+// With deletes goes what takes no space by the rule of the quota, and an overwrite
+// that is small enough for the last of the quota's reserve: without one
+// Kubernetes' compactor does not come to compact.
+func (g *diskGuard) wants(c *command.Command, r reckoner) uint64 {
+	switch c.Kind {
+	case command.KindCompaction, command.KindAlarm:
+		return g.floor()
+	}
+	if cost := state.Cost(c); cost > state.ReserveLastCost || cost > 0 && !r.Overwrites(c) {
+		return never
+	}
+	return g.floor() + max(g.floor(), 2*uint64(r.DeleteCost(c)))
+}
+
+// Room returns how much may be written of what helps, but need not be: none of
+// what is kept for the rest.
+func (g *diskGuard) Room() int64 {
+	if g.reserve == 0 {
+		return math.MaxInt64
+	}
+	return max(0, int64(g.free.Load())-int64(g.floor()))
+}
+
 // Run looks again and again until ctx ends.
 func (g *diskGuard) Run(ctx context.Context, c clock.Clock) {
 	if g.reserve == 0 {
@@ -80,16 +165,23 @@ func (g *diskGuard) Run(ctx context.Context, c clock.Clock) {
 }
 
 func (g *diskGuard) judge(avail uint64) {
+	g.free.Store(avail)
 	refusing := g.refusal.Load() != nil
 	switch {
 	case !refusing && avail < g.reserve:
-		err := status.Errorf(codes.ResourceExhausted,
-			"etcdserver: mvcc: database space exceeded: the disk of %s has %s free, the reserve is %s: free space there; writes resume by themselves",
-			g.dir, humanize.IBytes(avail), humanize.IBytes(g.reserve))
-		g.refusal.Store(&err)
+		g.refuse(avail)
 		g.log.Error("disk is nearly full: writes are refused until there is space", "dir", g.dir, "free-bytes", avail, "reserve-bytes", g.reserve)
 	case refusing && avail >= g.reserve+g.reserve/4:
 		g.refusal.Store(nil)
 		g.log.Info("disk has space again: writes are accepted", "dir", g.dir, "free-bytes", avail)
+	case refusing:
+		g.refuse(avail)
 	}
+}
+
+func (g *diskGuard) refuse(avail uint64) {
+	err := status.Errorf(codes.ResourceExhausted,
+		"etcdserver: mvcc: database space exceeded: the disk of %s has %s free, the reserve is %s: free space there, or delete keys and compact; writes resume by themselves",
+		g.dir, humanize.IBytes(avail), humanize.IBytes(g.reserve))
+	g.refusal.Store(&err)
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -12,29 +13,31 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/soheilhy/cmux"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/keepalive"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/engram-kv/engram/internal/config"
+	"github.com/engram-kv/engram/internal/grpcserver"
 	"github.com/engram-kv/engram/internal/rpc"
 	"github.com/engram-kv/engram/internal/web"
 )
 
 // edge is the listeners of a member and what serves on them.
 type edge struct {
-	client, clientHTTP, metrics, peer []net.Listener
-	grpc                              *grpc.Server
-	http, peerHTTP                    []*http.Server
+	client, clientHTTP, metrics, peer []*listener
+	tls                               *tls.Config // of the listeners for clients; nil if none is secure
+	grpc                              *grpcserver.Server
+	http, metricsHTTP, peerHTTP       *http.Server
 	serving                           sync.WaitGroup
 }
 
-// streamWorkers is how many goroutines take calls again and again: their stacks
-// have grown already. More calls than that in hand get a goroutine each.
-const streamWorkers = 256
+// listener is a bound address.
+type listener struct {
+	net.Listener
+	secure bool // what comes is to be TLS; that of peers is put on already
+}
 
 // readHeaderTimeout is etcd's (surface.md, section 2.1).
 const readHeaderTimeout = 5 * time.Minute
@@ -49,7 +52,7 @@ func bind(cfg *config.Config) (_ *edge, err error) {
 	}()
 	for _, l := range []struct {
 		urls []url.URL
-		into *[]net.Listener
+		into *[]*listener
 		flag string
 	}{
 		{cfg.ListenClient, &e.client, "listen-client-urls"},
@@ -62,15 +65,19 @@ func bind(cfg *config.Config) (_ *edge, err error) {
 			if err != nil {
 				return nil, fmt.Errorf("--%s=%s: %w: stop what uses it, or give another address", l.flag, l.urls[i].String(), err)
 			}
+			bound := &listener{lis, isSecure(&l.urls[i])}
+			*l.into = append(*l.into, bound)
 			if l.into == &e.peer {
-				inner := lis
-				if lis, err = secured(inner, &l.urls[i], cfg); err != nil {
-					_ = inner.Close()
+				wrapped, err := wrapPeers(lis, &l.urls[i], cfg)
+				if err != nil {
 					return nil, err
 				}
+				bound.Listener = wrapped
 			}
-			*l.into = append(*l.into, lis)
 		}
+	}
+	if e.tls, err = clientTLSConfig(cfg); err != nil {
+		return nil, err
 	}
 	return e, nil
 }
@@ -82,35 +89,28 @@ func (m *Member) openEdge(metrics *metrics) {
 		ClusterID: m.id.cluster, MemberID: m.id.member,
 		Consensus: proposer{m.node, m.ids}, Views: views{m}, Auth: authenticator{m}, Quota: quota{m},
 		Leases: m.leases, Cluster: cluster{m.membership, m}, Maintenance: m, Watches: m.hub,
-		Metrics: metrics.rpc, WatchMetrics: metrics.watch,
+		Metrics: metrics.rpc, WatchMetrics: metrics.watch, Hot: m.hot, Version: config.Version,
 		MaxRequestBytes: int(m.cfg.MaxRequestBytes), MaxTxnOps: int(m.cfg.MaxTxnOps),
 		BcryptCost: m.bcryptCost(), SlowCall: m.cfg.WarningUnary, RequestTimeout: m.cfg.RequestTimeout(), ElectionTimeout: time.Duration(m.cfg.ElectionMillis) * time.Millisecond,
 		ResponseBytes: m.budgets().responses, Clock: m.clock, Logger: m.log,
 	})
-	e.grpc = m.rpc.NewGRPC(
-		grpc.NumStreamWorkers(streamWorkers),
-		grpc.MaxConcurrentStreams(m.cfg.MaxConcurrentStreams),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: m.cfg.KeepaliveMinTime}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: m.cfg.KeepaliveInterval, Timeout: m.cfg.KeepaliveTimeout}),
-	)
 	o := web.Options{
 		Member: webMember{m}, Metrics: metrics.web, Gatherer: metrics.registry, Registerer: metrics.registry,
 		ReadTimeout: m.cfg.RequestTimeout(), Profiling: m.cfg.Pprof || m.cfg.LogLevel == "debug", Origins: m.cfg.CORS, Hosts: m.cfg.HostWhitelist, Logger: m.log,
 	}
-	all, probes := web.Handler(o), web.MetricsHandler(o)
-	for range e.client {
-		e.http = append(e.http, newHTTP(all))
+	all := web.Handler(o)
+	e.http, e.metricsHTTP = newHTTP(all), newHTTP(web.MetricsHandler(o))
+	// A stream of a peer asks once and is silent from then on.
+	e.peerHTTP = newHTTP(m.transport.Handler())
+	if len(e.clientHTTP) > 0 {
+		all = nil // it has listeners of its own
 	}
-	for range e.clientHTTP {
-		e.http = append(e.http, newHTTP(all))
-	}
-	for range e.metrics {
-		e.http = append(e.http, newHTTP(probes))
-	}
-	for range e.peer {
-		// A stream of a peer asks once and is silent from then on.
-		e.peerHTTP = append(e.peerHTTP, newHTTP(m.transport.Handler()))
-	}
+	e.grpc = grpcserver.New(m.rpc.ServerOptions(grpcserver.Options{
+		TLS: e.tls, HTTP: all, MaxStreams: m.cfg.MaxConcurrentStreams,
+		KeepaliveMinTime: m.cfg.KeepaliveMinTime, KeepaliveTime: m.cfg.KeepaliveInterval, KeepaliveTimeout: m.cfg.KeepaliveTimeout,
+		HeldBytes: int(m.budgets().requests), Metrics: metrics.grpc,
+	}))
+	m.rpc.Register(e.grpc)
 }
 
 func newHTTP(h http.Handler) *http.Server {
@@ -148,42 +148,40 @@ func listen(u *url.URL, cfg *config.Config) (net.Listener, error) {
 // servePeers lets the other members in. It comes before clients: a member is
 // ready for those only once it has found its cluster.
 func (e *edge) servePeers(m *Member) {
-	for i, l := range e.peer {
-		e.run(m, func() error { return e.peerHTTP[i].Serve(l) })
+	for _, l := range e.peer {
+		e.run(m, func() error { return e.peerHTTP.Serve(l) })
 	}
 }
 
 // serve starts serving on the other listeners. On client listeners gRPC and HTTP
-// share a port, told apart by the first bytes of a connection, unless HTTP has
-// listeners of its own.
+// share a port, told apart by the first bytes of a connection or of TLS, unless
+// HTTP has listeners of its own.
 func (e *edge) serve(m *Member) {
-	servers := e.http
-	next := func() *http.Server { s := servers[0]; servers = servers[1:]; return s }
 	for _, l := range e.client {
-		s := next()
-		if len(e.clientHTTP) > 0 {
-			e.run(m, func() error { return e.grpc.Serve(rpc.Listen(l)) })
-			continue
+		serve := e.grpc.Serve
+		if l.secure {
+			serve = e.grpc.ServeTLS
 		}
-		mux := cmux.New(l)
-		grpcL, httpL := mux.Match(cmux.HTTP2()), mux.Match(cmux.Any())
-		e.run(m, func() error { return e.grpc.Serve(rpc.Listen(grpcL)) })
-		e.run(m, func() error { return s.Serve(httpL) })
-		e.run(m, mux.Serve)
+		e.run(m, func() error { return serve(l) })
 	}
-	for _, ls := range [][]net.Listener{e.clientHTTP, e.metrics} {
-		for _, l := range ls {
-			s := next()
-			e.run(m, func() error { return s.Serve(l) })
+	e.serveHTTP(m, e.http, e.clientHTTP)
+	e.serveHTTP(m, e.metricsHTTP, e.metrics)
+}
+
+func (e *edge) serveHTTP(m *Member, s *http.Server, ls []*listener) {
+	for _, l := range ls {
+		on := net.Listener(l)
+		if l.secure {
+			on = tls.NewListener(l, e.tls)
 		}
+		e.run(m, func() error { return s.Serve(on) })
 	}
 }
 
 func (e *edge) run(m *Member, serve func() error) {
 	e.serving.Go(func() {
 		err := serve()
-		if err == nil || errors.Is(err, http.ErrServerClosed) || errors.Is(err, grpc.ErrServerStopped) ||
-			errors.Is(err, cmux.ErrServerClosed) || errors.Is(err, cmux.ErrListenerClosed) || errors.Is(err, net.ErrClosed) {
+		if err == nil || errors.Is(err, http.ErrServerClosed) || errors.Is(err, grpc.ErrServerStopped) || errors.Is(err, net.ErrClosed) {
 			return
 		}
 		m.fail(fmt.Errorf("serving: %w", err))
@@ -199,7 +197,7 @@ func (e *edge) clientAddrs() []string {
 }
 
 func (e *edge) closeListeners() {
-	for _, ls := range [][]net.Listener{e.client, e.clientHTTP, e.metrics, e.peer} {
+	for _, ls := range [][]*listener{e.client, e.clientHTTP, e.metrics, e.peer} {
 		closeAll(ls)
 	}
 }
@@ -209,7 +207,7 @@ func (e *edge) closeListeners() {
 func (e *edge) close(grace time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
-	for _, ls := range [][]net.Listener{e.client, e.clientHTTP, e.metrics} {
+	for _, ls := range [][]*listener{e.client, e.clientHTTP, e.metrics} {
 		closeAll(ls)
 	}
 	if e.grpc == nil {
@@ -220,7 +218,7 @@ func (e *edge) close(grace time.Duration) {
 		e.grpc.GracefulStop()
 		close(done)
 	}()
-	for _, s := range e.http {
+	for _, s := range []*http.Server{e.http, e.metricsHTTP} {
 		_ = s.Shutdown(ctx)
 		_ = s.Close()
 	}
@@ -235,13 +233,13 @@ func (e *edge) close(grace time.Duration) {
 // closePeers ends what is left.
 func (e *edge) closePeers() {
 	closeAll(e.peer)
-	for _, s := range e.peerHTTP {
-		_ = s.Close()
+	if e.peerHTTP != nil {
+		_ = e.peerHTTP.Close()
 	}
 	e.serving.Wait()
 }
 
-func closeAll(ls []net.Listener) {
+func closeAll(ls []*listener) {
 	for _, l := range ls {
 		_ = l.Close()
 	}

@@ -126,7 +126,7 @@ func (v view) Release() {
 func (v view) KV() *mvcc.View { return v.View.View }
 
 // MayCall implements rpc.View.
-func (v view) MayCall(u rpc.Identity) error { return v.Auth().CheckUser(u.User, u.AuthRevision) }
+func (v view) MayCall(u rpc.Identity) error { return v.Auth().CheckCaller(u.User) }
 
 // MayRead implements rpc.View.
 func (v view) MayRead(u rpc.Identity, key, end []byte) error {

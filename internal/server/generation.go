@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strings"
 	"sync/atomic"
 
@@ -56,6 +57,8 @@ func (m *Member) openGeneration(dir string) (_ *generation, err error) {
 		MVCC: mvcc.Options{
 			FS: m.seams.FS, Dir: m.join(dir, indexDir), ValueBudgetBytes: m.budgets().values,
 			CompactionBatch: m.cfg.CompactionBatchLimit, CompactionPause: m.cfg.CompactionSleepInterval,
+			OnWarm: func() { go debug.FreeOSMemory() }, // what reading the records left behind
+			Room:   m.guard.Room,
 		},
 		MinLeaseTTL: minLeaseTTL(m.cfg), MaxLearners: m.cfg.MaxLearners, Version: config.EtcdVersion, QuotaBytes: m.cfg.Quota(),
 		Wanted:    func(id uint64) bool { return m.ids != nil && m.ids.Made(id) },
@@ -68,7 +71,11 @@ func (m *Member) openGeneration(dir string) (_ *generation, err error) {
 func (m *Member) storageOptions(dir string) storage.Options {
 	return storage.Options{
 		FS: m.seams.FS, Dir: dir, CacheBytes: m.budgets().blockCache, Logger: m.log,
-		OnFlush:      func() { notify(m.flushed) },
+		OnFlush: func() { notify(m.flushed) },
+		Compacting: func() func(int) {
+			work := m.pace.Join()
+			return func(bytes int) { _ = work.Wait(context.Background(), bytes) } // it ends by itself
+		},
 		OnCorruption: m.fail,
 		OnFatal: func(err error) {
 			m.log.Error("the store cannot go on, the process ends", "error", err)
@@ -141,7 +148,7 @@ func (a machine) Install(s raftlog.Snapshot) error {
 		return fmt.Errorf("the snapshot of index %d in %s: %w", s.Index, m.dir.join(s.Dir), err)
 	}
 	if applied, term := next.machine.Applied(); applied != s.Index || term != s.Term {
-		err := fmt.Errorf("%s holds index %d of term %d, the snapshot was announced as index %d of term %d: remove this member, delete its data directory and add it anew",
+		err := fmt.Errorf("%s holds index %d of term %d, the snapshot was announced as index %d of term %d: rebuild this member with `engram ctl rebuild`",
 			m.dir.join(s.Dir), applied, term, s.Index, s.Term)
 		return errors.Join(err, next.store.Abandon())
 	}

@@ -39,7 +39,7 @@ func (m *Member) openState(ctx context.Context, metrics *metrics) error {
 	if m.logDir, err = openLogDir(m.seams.FS, dir); err != nil {
 		return err
 	}
-	o := raftlog.Options{FS: m.seams.FS, Dir: dir, CacheBytes: m.budgets().logCache, Logger: m.log, Metrics: metrics.raftlog}
+	o := raftlog.Options{FS: m.seams.FS, Dir: dir, CacheBytes: m.budgets().logCache, Logger: m.log, Metrics: metrics.raftlog, Syncs: m.pace}
 	if m.cfg.UnsafeNoFsync {
 		m.log.Warn("--unsafe-no-fsync: acknowledged writes are lost if this machine stops")
 		o.FS = noSync{m.seams.FS}
@@ -74,7 +74,7 @@ func (m *Member) openKnown(ctx context.Context, o raftlog.Options, known identit
 	whose := m.raftLog.Identity()
 	m.id = identity{cluster: whose.ClusterID, member: whose.MemberID}
 	if born && !m.id.equal(known) {
-		return fmt.Errorf("%s belongs to member %x, the raft log in %s to member %x: put the log back that belongs to the store", m.dir.path, known.member, o.Dir, m.id.member)
+		return fmt.Errorf("%s belongs to member %x by its file IDENTITY, the raft log in %s to member %x: put the log back that belongs to the store; if the file is damaged, rebuild this member with `engram ctl rebuild`", m.dir.path, known.member, o.Dir, m.id.member)
 	}
 	installed, _ := m.raftLog.Installed()
 	if err := m.openPresent(installed.Dir); err != nil {
@@ -168,6 +168,7 @@ func (m *Member) openConsensus(metrics *metrics) error {
 		Lessor: m.lessor, Proposer: m.proposer(), Clock: m.clock, Logger: m.log,
 		Compactor:       &leader.Compactor{Period: compaction.Period, Revisions: compaction.Revisions},
 		Revision:        func() int64 { return m.machine().Root().Revision() },
+		SpaceUse:        m.spaceUse,
 		ElectionTimeout: m.cfg.Tick() * time.Duration(m.cfg.ElectionTicks()),
 	})
 	m.node, err = consensus.Open(through(m.seams.Consensus, consensus.Options{
@@ -177,7 +178,7 @@ func (m *Member) openConsensus(metrics *metrics) error {
 		Discard: func(r consensus.Result) { release(r) },
 		Tick:    m.cfg.Tick(), ElectionTicks: m.cfg.ElectionTicks(), NoPreVote: !m.cfg.PreVote, NoTickAdvance: !m.cfg.TickAdvance,
 		RequestTimeout: m.cfg.RequestTimeout(), CatchUpEntries: m.cfg.CatchUpEntries,
-		Gate: m.guard.Gate, DurableApplied: m.durable.Load,
+		Gate: m.guard.Gate, Pass: func(data []byte) error { return m.guard.Pass(data, m.machine()) }, LastGate: m.guard.LastGate, DurableApplied: m.durable.Load,
 		StartFlush: func() { notify(m.flushNow) },
 	}))
 	if err != nil {
@@ -203,6 +204,8 @@ func (m *Member) onEvent(e consensus.Event) {
 	case consensus.LeadershipHandedOver:
 		m.log.Warn("this member asked another one to lead", "member", fmt.Sprintf("%x", m.id.member), "to", fmt.Sprintf("%x", e.To),
 			"own-latency", e.Own, "their-latency", e.Theirs, "reason", e.Reason)
+	case consensus.LogCut:
+		m.log.Debug("raft log cut", "index", e.Index, "durable", e.Durable)
 	case consensus.MembersChanged:
 		m.refreshPeers()
 		m.versions.Wake()

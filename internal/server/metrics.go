@@ -13,6 +13,7 @@ import (
 
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/consensus"
+	"github.com/engram-kv/engram/internal/grpcserver"
 	"github.com/engram-kv/engram/internal/lease"
 	"github.com/engram-kv/engram/internal/peer"
 	"github.com/engram-kv/engram/internal/raftlog"
@@ -31,6 +32,7 @@ type metrics struct {
 	lease     *lease.Metrics
 	watch     *watch.Metrics
 	rpc       *rpc.Metrics
+	grpc      *grpcserver.Metrics
 	web       *web.Metrics
 	store     *storeMetrics
 }
@@ -41,6 +43,9 @@ type storeMetrics struct {
 	commit, defrag, hash, hashRevision prometheus.Histogram
 	slowApplies                        prometheus.Counter
 	defragging                         prometheus.Gauge
+	snapshot                           prometheus.Histogram
+	quota                              *quotaMetrics
+	check                              *checkMetrics
 }
 
 func newStoreMetrics() *storeMetrics {
@@ -55,18 +60,20 @@ func newStoreMetrics() *storeMetrics {
 		hashRevision: histogram("etcd_mvcc_hash_rev_duration_seconds", "The latency distribution of storage hash by revision operation.", hundredths),
 		slowApplies:  prometheus.NewCounter(prometheus.CounterOpts{Name: "etcd_server_slow_apply_total", Help: "The number of batches of log entries that took longer to run than --warning-apply-duration."}),
 		defragging:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "etcd_disk_defrag_inflight", Help: "1 while space is given back to the disk."}),
+		snapshot:     histogram("etcd_disk_backend_snapshot_duration_seconds", "The time that a backup takes until its last byte was handed to the client's connection.", prometheus.ExponentialBuckets(0.01, 2, 17)),
+		quota:        newQuotaMetrics(), check: newCheckMetrics(),
 	}
 }
 
 func (s *storeMetrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{s.commit, s.defrag, s.hash, s.hashRevision, s.slowApplies, s.defragging}
+	return []prometheus.Collector{s.commit, s.defrag, s.hash, s.hashRevision, s.slowApplies, s.defragging, s.snapshot, s.quota.warnings, s.check.checks}
 }
 
 func newMetrics(cfg *config.Config) *metrics {
 	return &metrics{
 		registry: prometheus.NewRegistry(),
 		raftlog:  raftlog.NewMetrics(), peer: peer.NewMetrics(), consensus: consensus.NewMetrics(), lease: lease.NewMetrics(),
-		watch: watch.NewMetrics(), rpc: rpc.NewMetrics(cfg.Metrics == "extensive"), web: web.NewMetrics(),
+		watch: watch.NewMetrics(), rpc: rpc.NewMetrics(cfg.Metrics == "extensive"), grpc: grpcserver.NewMetrics(), web: web.NewMetrics(),
 		store: newStoreMetrics(),
 	}
 }
@@ -81,7 +88,7 @@ func (m *metrics) register(member *Member) error {
 		}
 	}
 	all := []prometheus.Collector{
-		m.consensus, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		m.consensus, m.grpc, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	}
 	all = append(all, m.raftlog.Collectors()...)
 	all = append(all, m.peer.Collectors()...)
@@ -116,6 +123,7 @@ func (m *Member) collectors() []prometheus.Collector {
 		one("etcd_server_go_version", "Which Go version the server was built with.", "server_go_version", runtime.Version()),
 		one("etcd_server_id", "The member's id in hexadecimal.", "server_id", fmt.Sprintf("%x", m.id.member)),
 		gauge("etcd_server_quota_backend_bytes", "The quota in force, in bytes.", func() float64 { return float64(m.cfg.Quota()) }),
+		gauge("engram_quota_used_ratio", "The share of the quota that is used; 0 without a quota.", m.quotaUsed),
 		gauge("etcd_mvcc_db_total_size_in_bytes", "What the store's files occupy on disk, or what is in use if that is more and not flushed yet.", func() float64 { return float64(m.Status().SizeBytes) }),
 		gauge("etcd_mvcc_db_total_size_in_use_in_bytes", "What lives in the store: values and the history that is kept.", usage),
 		gauge("etcd_debugging_mvcc_keys_total", "The number of live keys.", func() float64 { return float64(m.machine().Root().Keys()) }),
@@ -136,6 +144,7 @@ func (m *Member) collectors() []prometheus.Collector {
 			}
 			return 0
 		}),
+		gauge("engram_pace_share", "The share of their full pace that backups, snapshots for members and giving space back have now: below 1 they wait for the syncs of the raft log.", m.pace.Share),
 		gauge("os_fd_used", "Open file descriptors.", openFiles),
 		gauge("os_fd_limit", "Limit of open file descriptors.", fileLimit),
 		alarmCollector{m}, versionCollector{m},

@@ -8,6 +8,7 @@ import (
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/member"
 	"github.com/engram-kv/engram/internal/peer"
+	"github.com/engram-kv/engram/internal/snapfile"
 	"github.com/engram-kv/engram/internal/tlsfiles"
 )
 
@@ -28,7 +29,7 @@ func (m *Member) openClient() error {
 // the node runs.
 func (m *Member) openTransport(metrics *metrics) {
 	m.transport = peer.New(peer.Options{
-		MemberID: m.id.member, ClusterID: m.id.cluster, Version: config.EtcdVersion, Engram: config.Version,
+		MemberID: m.id.member, ClusterID: m.id.cluster, Version: config.EtcdVersion, Engram: config.Version, SnapshotVersion: snapfile.NativeVersion,
 		PeerURLs: urlTexts(m.cfg.AdvertisePeer),
 		Raft:     raftEnd{m}, Snapshots: snapshots{m},
 		Services: m.newPeerServices(func() *membership { return m.membership }, func() *leases { return m.leases }),

@@ -13,7 +13,6 @@ import (
 	"github.com/engram-kv/engram/internal/consensus"
 	"github.com/engram-kv/engram/internal/mvcc"
 	"github.com/engram-kv/engram/internal/state"
-	"github.com/engram-kv/engram/internal/storage"
 )
 
 // stopGrace is how long a stop waits for calls in hand.
@@ -49,7 +48,10 @@ func (m *Member) startWorkers(ctx context.Context) {
 	work("compaction", m.compact)
 	work("reclaim", m.reclaimSpace)
 	work("quota", plain(m.raiseAlarms))
+	work("quota watch", plain(m.watchQuota))
+	work("hash checks", plain(m.newChecker().Run))
 	work("memory limit", plain(m.limitMemory))
+	work("hot", plain(m.countHot))
 }
 
 // flush makes durable what was applied, when consensus asks. It is not done on
@@ -95,78 +97,6 @@ func (m *Member) raiseDurable(index uint64) {
 		known := m.durable.Load()
 		if index <= known || m.durable.CompareAndSwap(known, index) {
 			return
-		}
-	}
-}
-
-// compact does the physical work of compactions, a step at a time.
-func (m *Member) compact(ctx context.Context) error {
-	for {
-		g := m.hold()
-		more, pause, err := g.machine.CompactStep()
-		g.release()
-		if err != nil {
-			return err
-		}
-		var timer <-chan time.Time
-		if more {
-			timer = time.After(pause)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-timer:
-		case <-m.compacted:
-		}
-	}
-}
-
-// reclaimSpace gives the space of deleted revisions back to the disk when asked.
-func (m *Member) reclaimSpace(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-m.reclaim:
-		}
-		g := m.hold()
-		began, before := time.Now(), g.store.DiskBytes()
-		m.timed.defragging.Set(1)
-		lower, upper := storage.RevisionBounds(0, 0)
-		err := errors.Join(g.store.Flush(), g.store.Reclaim(ctx, lower, upper))
-		after := g.store.DiskBytes()
-		g.release()
-		m.timed.defragging.Set(0)
-		m.timed.defrag.Observe(time.Since(began).Seconds())
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			m.log.Warn("reclaiming space failed", "error", err)
-			continue
-		}
-		m.log.Info("space reclaimed", "before-bytes", before, "after-bytes", after, "took", time.Since(began))
-	}
-}
-
-// raiseAlarms proposes the NOSPACE alarm when a request passed the quota.
-func (m *Member) raiseAlarms(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-m.overQuota:
-		}
-		_, _, alarms := m.machine().Tables()
-		if alarms.Has(pb.AlarmType_NOSPACE) {
-			continue
-		}
-		m.log.Warn("the store is above its quota: alarm NOSPACE is raised", "quota-bytes", m.cfg.Quota(), "usage-bytes", m.machine().Root().UsageBytes())
-		r := &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: m.id.member, Alarm: pb.AlarmType_NOSPACE}
-		done := make(chan error, 1)
-		m.proposer().propose(command.KindAlarm, r, func(err error) { done <- err })
-		if err := wait(ctx, done); err != nil {
-			m.log.Warn("raising alarm NOSPACE failed", "error", err)
 		}
 	}
 }

@@ -29,9 +29,11 @@ import (
 	"github.com/engram-kv/engram/internal/clock"
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/consensus"
+	"github.com/engram-kv/engram/internal/hot"
 	"github.com/engram-kv/engram/internal/leader"
 	"github.com/engram-kv/engram/internal/lease"
 	"github.com/engram-kv/engram/internal/mvcc"
+	"github.com/engram-kv/engram/internal/pace"
 	"github.com/engram-kv/engram/internal/peer"
 	"github.com/engram-kv/engram/internal/raftlog"
 	"github.com/engram-kv/engram/internal/rpc"
@@ -45,6 +47,7 @@ type Member struct {
 	cfg     *config.Config
 	log     *slog.Logger
 	clock   clock.Clock
+	pace    *pace.Pace // of all long work
 	timed   *storeMetrics
 	id      identity
 	remotes []peer.Member // whom a member that joins knew at first
@@ -65,6 +68,7 @@ type Member struct {
 	lessor    *lease.Lessor
 	keeper    *leader.Keeper
 	leading   atomic.Bool // it leads, and has applied the first entry of its term
+	hot       *hot.Sampler
 	rpc       *rpc.Server
 	edge      *edge
 
@@ -77,6 +81,7 @@ type Member struct {
 	flushed   chan struct{} // capacity 1: a flush ended
 	flushNow  chan struct{} // capacity 1: consensus wants a flush
 	compacted chan struct{} // capacity 1: a compaction was applied
+	cleared   chan struct{} // capacity 1: compactions have deleted what they free
 	overQuota chan struct{} // capacity 1: a request passed the quota
 	reclaim   chan struct{} // capacity 1: space is to come back
 	failed    chan error    // capacity 1: why the member must stop
@@ -99,6 +104,8 @@ type Seams struct {
 	RaftLog   func(*raftlog.Options)
 	Consensus func(*consensus.Options)
 	Clock     clock.Clock // nil is the operating system's
+	// InitialHashBytes replaces the constant initialHashBytes; 0 leaves it.
+	InitialHashBytes int64
 }
 
 // through lets a seam change what a package is opened with.
@@ -125,19 +132,25 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 		seams.Clock = clock.Real()
 	}
 	m := &Member{
-		cfg: cfg, log: log, clock: seams.Clock, seams: seams,
-		flushed: make(chan struct{}, 1), flushNow: make(chan struct{}, 1), compacted: make(chan struct{}, 1), overQuota: make(chan struct{}, 1),
+		cfg: cfg, log: log, clock: seams.Clock, pace: pace.New(pace.Options{}), seams: seams,
+		flushed: make(chan struct{}, 1), flushNow: make(chan struct{}, 1), compacted: make(chan struct{}, 1), cleared: make(chan struct{}, 1), overQuota: make(chan struct{}, 1),
 		reclaim: make(chan struct{}, 1), failed: make(chan error, 1),
 	}
+	m.hot = hot.New(hot.Options{}, m.clock.Now())
 	m.tokens = auth.NewTokens(time.Duration(cfg.AuthTokenTTL)*time.Second, m.clock.Now)
 	run, stop := context.WithCancel(context.Background())
 	m.stop = stop
 	defer func() {
 		if err != nil {
+			select {
+			case why := <-m.failed: // damage that a read came upon, by file and offset
+				err = errors.Join(why, err)
+			default:
+			}
 			err = errors.Join(err, m.close(stopGrace))
 		}
 	}()
-	if err := m.openDisk(); err != nil {
+	if err := m.openDisk(ctx); err != nil {
 		return nil, err
 	}
 	metrics := newMetrics(cfg)
@@ -154,6 +167,10 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 	if err := m.openConsensus(metrics); err != nil {
 		return nil, err
 	}
+	compareBeside, err := m.checkAtStart(ctx)
+	if err != nil {
+		return nil, err
+	}
 	m.hub = m.newHub(metrics)
 	m.leases = m.newLeases(m.newLeaderLeases())
 	m.membership, m.versions, m.departure = m.newMembership(), m.newVersions(m.leading.Load), m.newDeparture(run)
@@ -168,6 +185,11 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 		return nil, err
 	}
 	m.edge.serve(m)
+	m.workers.Go(func() {
+		if err := compareBeside(run); err != nil {
+			m.fail(err)
+		}
+	})
 	log.Info("ready to serve client requests", "member", fmt.Sprintf("%x", m.id.member), "cluster", fmt.Sprintf("%x", m.id.cluster),
 		"name", cfg.Name, "clients", m.ClientAddrs(), "revision", m.machine().Root().Revision(), "keys", m.machine().Root().Keys(), "took", time.Since(began))
 	m.workers.Go(debug.FreeOSMemory) // what reading the store and the log left behind
@@ -180,10 +202,8 @@ func (m *Member) ClientAddrs() []string { return m.edge.clientAddrs() }
 const (
 	// limitEvery is the time between two settings of the memory limit.
 	limitEvery = 10 * time.Second
-	// memtableBytes is what unflushed records may take, bytesPerKey what the
-	// index takes for a key with some history; both generously.
-	memtableBytes = 5 * 64 << 20
-	bytesPerKey   = 256
+	// bytesPerKey is what the index takes for a key with some history, generously.
+	bytesPerKey = 256
 )
 
 // limitMemory keeps the garbage collector within --memory-budget, what comes on
@@ -197,7 +217,7 @@ func (m *Member) limitMemory(ctx context.Context) {
 	t := m.clock.NewTicker(limitEvery)
 	defer t.Stop()
 	for {
-		debug.SetMemoryLimit(min(most/10*9, m.cfg.MemoryBudget.Of(most)+memtableBytes+bytesPerKey*m.machine().Root().Keys()))
+		debug.SetMemoryLimit(min(most/10*9, m.cfg.MemoryBudget.Of(most)+storage.UnflushedBytes+bytesPerKey*m.machine().Root().Keys()))
 		select {
 		case <-ctx.Done():
 			return
@@ -208,17 +228,20 @@ func (m *Member) limitMemory(ctx context.Context) {
 
 // budgets divides --memory-budget. The in-memory index comes on top.
 type budgets struct {
-	values, blockCache, logCache, recentEvents, responses int64
+	values, blockCache, logCache, recentEvents, requests, responses int64
 }
 
 func (m *Member) budgets() budgets {
 	total := m.cfg.MemoryBudget.Of(config.MemoryLimit())
-	responses := m.cfg.ResponseBytes
-	if !m.cfg.IsSet("response-bytes") {
-		responses = min(responses, max(16<<20, total/8))
+	responses, values := m.cfg.ResponseBytes, total/2
+	if share := max(16<<20, total/8); !m.cfg.IsSet("response-bytes") {
+		responses = min(responses, share)
+	} else if more := responses - share; more > 0 {
+		values = max(values-more, total/8) // whoever wants more for answers keeps fewer values in memory
 	}
 	return budgets{
-		values:       total / 2,
+		values:       values,
+		requests:     max(32<<20, total/16),
 		blockCache:   max(8<<20, total/8),
 		logCache:     min(max(4<<20, total/32), 128<<20),
 		recentEvents: min(max(4<<20, total/32), 128<<20),
@@ -226,9 +249,12 @@ func (m *Member) budgets() budgets {
 	}
 }
 
-func (m *Member) openDisk() (err error) {
+func (m *Member) openDisk(ctx context.Context) (err error) {
 	fs := m.seams.FS
 	if m.dir, err = openDataDir(fs, m.cfg.DataDir); err != nil {
+		return err
+	}
+	if err := m.importEtcd(ctx); err != nil {
 		return err
 	}
 	m.guard, err = newDiskGuard(fs, m.cfg.DataDir, m.cfg.DiskReserveBytes, m.cfg.IsSet("disk-reserve-bytes"), m.log)

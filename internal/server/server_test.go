@@ -104,8 +104,9 @@ func TestMemberKeepsDataOverRestarts(t *testing.T) {
 // TestStopDoesNotWaitForWatchers: streams that clients hold open are ended, and
 // a client that comes back resumes.
 func TestStopDoesNotWaitForWatchers(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "data")
-	m := start(t, dir)
+	dir, addr := filepath.Join(t.TempDir(), "data"), "http://"+ReserveAddr(t)
+	flags := []string{"--listen-client-urls=" + addr, "--advertise-client-urls=" + addr}
+	m := start(t, dir, flags...)
 	c := client(t, m)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -121,12 +122,11 @@ func TestStopDoesNotWaitForWatchers(t *testing.T) {
 		t.Fatalf("%+v", w)
 	}
 	began := time.Now()
-	addr := m.ClientAddrs()[0]
 	stop(t, m)
 	if took := time.Since(began); took > stopGrace/2 {
 		t.Fatalf("stopping took %v", took)
 	}
-	m = start(t, dir, "--listen-client-urls=http://"+addr, "--advertise-client-urls=http://"+addr)
+	m = start(t, dir, flags...)
 	defer stop(t, m)
 	if _, err := c.Put(ctx, "a", "1"); err != nil {
 		t.Fatal(err)

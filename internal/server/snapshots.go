@@ -6,14 +6,13 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/engram-kv/engram/internal/clock"
 	"github.com/engram-kv/engram/internal/member"
+	"github.com/engram-kv/engram/internal/pace"
 	"github.com/engram-kv/engram/internal/peer"
 	"github.com/engram-kv/engram/internal/snapfile"
 	"github.com/engram-kv/engram/internal/state"
@@ -60,7 +59,7 @@ func (s snapshots) openNative(ctx context.Context, msg *raftpb.Message, g *gener
 func (s snapshots) openEtcd(ctx context.Context, msg *raftpb.Message, g *generation) (_ peer.Outgoing, err error) {
 	pinned := g.machine.Snapshot()
 	g.keep() // until Close
-	out := &outgoingEtcd{g: g, pinned: pinned, msg: withSnapshot(msg, pinned.Applied, pinned.Term, pinned.Members)}
+	out := &outgoingEtcd{ctx: ctx, pace: s.m.pace, g: g, pinned: pinned, msg: withSnapshot(msg, pinned.Applied, pinned.Term, pinned.Members)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, out.Close())
@@ -69,12 +68,10 @@ func (s snapshots) openEtcd(ctx context.Context, msg *raftpb.Message, g *generat
 	// The level is not in etcd's form, and who has another level runs entries in
 	// another way.
 	if level := pinned.Members.FeatureLevel(); level > 0 {
-		return nil, fmt.Errorf("feature level %d: member %x has not told this one yet that it is an Engram, so it gets no snapshot in etcd's form: it is tried again",
-			level, msg.GetTo())
+		return nil, fmt.Errorf("feature level %d: member %x has not told this one that it reads version %d of Engram's own form, and etcd's does not carry the level: it is tried again (does it run another version of Engram?)",
+			level, msg.GetTo(), snapfile.NativeVersion)
 	}
-	out.plan, err = snapfile.PlanEtcd(ctx, snapfile.Source{
-		Reader: pinned.Store, Applied: pinned.Applied, Term: pinned.Term, Members: pinned.Members,
-	})
+	out.plan, err = planEtcd(ctx, s.m.pace, pinned)
 	return out, err
 }
 
@@ -104,9 +101,7 @@ func (o *outgoingFiles) Message() *raftpb.Message { return o.msg }
 
 // WriteTo implements peer.Outgoing.
 func (o *outgoingFiles) WriteTo(w io.Writer) (int64, error) {
-	p := pacer{ctx: o.ctx, w: w, clock: o.m.clock}
-	err := o.files.WriteNative(o.ctx, &p, nil)
-	return p.n, err
+	return writePaced(o.ctx, o.m.pace, w, func(w io.Writer) error { return o.files.WriteNative(o.ctx, w, nil) })
 }
 
 // Close implements peer.Outgoing.
@@ -114,6 +109,8 @@ func (o *outgoingFiles) Close() error { return o.m.seams.FS.RemoveAll(o.m.dir.jo
 
 // outgoingEtcd is a snapshot being sent in etcd's form.
 type outgoingEtcd struct {
+	ctx    context.Context
+	pace   *pace.Pace
 	g      *generation
 	pinned state.Snapshot
 	plan   *snapfile.Plan
@@ -124,49 +121,15 @@ type outgoingEtcd struct {
 func (o *outgoingEtcd) Message() *raftpb.Message { return o.msg }
 
 // WriteTo implements peer.Outgoing.
-func (o *outgoingEtcd) WriteTo(w io.Writer) (int64, error) { return o.plan.WriteTo(w) }
+func (o *outgoingEtcd) WriteTo(w io.Writer) (int64, error) {
+	return writeEtcd(o.ctx, o.pace, o.plan, w)
+}
 
 // Close implements peer.Outgoing.
 func (o *outgoingEtcd) Close() error {
 	err := o.pinned.Store.Close()
 	o.g.release()
 	return err
-}
-
-// sendingRate is how many bytes a second go to one member at most: files leave as
-// fast as the disks at both ends are, and who syncs a log there must get its turn.
-const sendingRate = 256 << 20
-
-// pacer writes no faster than sendingRate, and counts.
-type pacer struct {
-	ctx   context.Context
-	w     io.Writer
-	clock clock.Clock
-	n     int64
-	due   time.Time // of the next byte
-}
-
-// paceStep is the shortest pause, and what may be made up for after a stall.
-const paceStep = 5 * time.Millisecond
-
-func (p *pacer) Write(b []byte) (int, error) {
-	n, err := p.w.Write(b)
-	p.n += int64(n)
-	now := p.clock.Now()
-	if p.due.Before(now.Add(-paceStep)) {
-		p.due = now.Add(-paceStep)
-	}
-	p.due = p.due.Add(time.Duration(n) * time.Second / sendingRate)
-	if pause := p.due.Sub(now); err == nil && pause >= paceStep {
-		timer := p.clock.NewTimer(pause)
-		defer timer.Stop()
-		select {
-		case <-timer.C():
-		case <-p.ctx.Done():
-			return n, p.ctx.Err()
-		}
-	}
-	return n, err
 }
 
 // receiving is the end of the name of a directory that a snapshot is being

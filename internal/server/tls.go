@@ -13,18 +13,43 @@ import (
 	"github.com/engram-kv/engram/internal/tlsfiles"
 )
 
-// autoPeerDir holds the certificate of --peer-auto-tls, below the data directory.
-var autoPeerDir = filepath.Join("fixtures", "peer")
+// The certificates of --auto-tls and --peer-auto-tls, below the data directory.
+var (
+	autoClientDir = filepath.Join("fixtures", "client")
+	autoPeerDir   = filepath.Join("fixtures", "peer")
+)
 
 const year = 365 * 24 * time.Hour
 
 // peerTLS is what the flags say about TLS among members.
 func peerTLS(cfg *config.Config) (tlsfiles.Options, error) {
-	p := cfg.PeerTLS
+	o, err := tlsOptions(cfg, &cfg.PeerTLS)
+	if cfg.PeerTLS.Auto && o.CertFile == "" {
+		o.Auto = auto(cfg, autoPeerDir, cfg.ListenPeer)
+	}
+	if cfg.DiscoverySRV != "" && o.TrustedCAFile == "" {
+		o.ServerName = cfg.DiscoverySRV
+	}
+	return o, err
+}
+
+// clientTLS is what the flags say about TLS with clients.
+func clientTLS(cfg *config.Config) (tlsfiles.Options, error) {
+	o, err := tlsOptions(cfg, &cfg.ClientTLS)
+	o.NextProtos = []string{"h2", "http/1.1"}
+	o.SkipClientSANVerify = true // as in etcd, a client may come from anywhere
+	if cfg.ClientTLS.Auto && o.CertFile == "" {
+		o.Auto = auto(cfg, autoClientDir, cfg.ListenClient)
+	}
+	return o, err
+}
+
+// tlsOptions is what both sides have in common.
+func tlsOptions(cfg *config.Config, side *config.TLS) (tlsfiles.Options, error) {
 	o := tlsfiles.Options{
-		CertFile: p.CertFile, KeyFile: p.KeyFile, ClientCertFile: p.ClientCertFile, ClientKeyFile: p.ClientKeyFile,
-		TrustedCAFile: p.TrustedCAFile, CRLFile: p.CRLFile, ClientCertAuth: p.ClientCertAuth,
-		AllowedCNs: p.AllowedCN, AllowedHostnames: p.AllowedHostname, SkipClientSANVerify: p.SkipClientSAN,
+		CertFile: side.CertFile, KeyFile: side.KeyFile, ClientCertFile: side.ClientCertFile, ClientKeyFile: side.ClientKeyFile,
+		TrustedCAFile: side.TrustedCAFile, CRLFile: side.CRLFile, ClientCertAuth: side.ClientCertAuth,
+		AllowedCNs: side.AllowedCN, AllowedHostnames: side.AllowedHostname, SkipClientSANVerify: side.SkipClientSAN,
 		MinVersion: tlsVersion(cfg.TLSMin), MaxVersion: tlsVersion(cfg.TLSMax),
 	}
 	for _, name := range cfg.CipherSuites {
@@ -34,15 +59,11 @@ func peerTLS(cfg *config.Config) (tlsfiles.Options, error) {
 		}
 		o.CipherSuites = append(o.CipherSuites, tls.CipherSuites()[i].ID)
 	}
-	if p.Auto && p.CertFile == "" {
-		o.Auto = &tlsfiles.Auto{
-			Dir: filepath.Join(cfg.DataDir, autoPeerDir), Hosts: hostsOf(cfg.ListenPeer), Lifetime: time.Duration(cfg.SelfSignedYears) * year,
-		}
-	}
-	if cfg.DiscoverySRV != "" && o.TrustedCAFile == "" {
-		o.ServerName = cfg.DiscoverySRV
-	}
 	return o, nil
+}
+
+func auto(cfg *config.Config, dir string, listen []url.URL) *tlsfiles.Auto {
+	return &tlsfiles.Auto{Dir: filepath.Join(cfg.DataDir, dir), Hosts: hostsOf(listen), Lifetime: time.Duration(cfg.SelfSignedYears) * year}
 }
 
 // tlsVersion is the number of a version of the flags; 0 for none.
@@ -58,9 +79,12 @@ func hostsOf(urls []url.URL) []string {
 	return hosts
 }
 
-// secured puts TLS on a listener for peers whose URL asks for it.
-func secured(l net.Listener, u *url.URL, cfg *config.Config) (net.Listener, error) {
-	if u.Scheme != "https" && u.Scheme != "unixs" {
+// isSecure says that a URL asks for TLS.
+func isSecure(u *url.URL) bool { return u.Scheme == "https" || u.Scheme == "unixs" }
+
+// wrapPeers puts TLS on a listener for peers whose URL asks for it.
+func wrapPeers(l net.Listener, u *url.URL, cfg *config.Config) (net.Listener, error) {
+	if !isSecure(u) {
 		return l, nil
 	}
 	o, err := peerTLS(cfg)
@@ -70,9 +94,22 @@ func secured(l net.Listener, u *url.URL, cfg *config.Config) (net.Listener, erro
 	if o.CertFile == "" && o.Auto == nil {
 		return nil, fmt.Errorf("cannot listen on TLS for %s: KeyFile and CertFile are not presented: give --peer-cert-file and --peer-key-file, or --peer-auto-tls", u.Host)
 	}
-	_, wrap, err := tlsfiles.Server(o)
+	wrap, err := tlsfiles.Wrapper(o)
 	if err != nil {
 		return nil, err
 	}
 	return wrap(l), nil
+}
+
+// clientTLSConfig makes the configuration of the listeners for clients, nil if
+// none of their URLs asks for it: files that nobody uses may be missing.
+func clientTLSConfig(cfg *config.Config) (*tls.Config, error) {
+	if !slices.ContainsFunc(slices.Concat(cfg.ListenClient, cfg.ListenClientHTTP, cfg.ListenMetrics), func(u url.URL) bool { return isSecure(&u) }) {
+		return nil, nil
+	}
+	o, err := clientTLS(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return tlsfiles.Server(o)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -60,9 +61,21 @@ func (f fakeTeller) Version(_ context.Context, urls []string) (peer.Versions, er
 	return peer.Versions{}, errors.New("connection refused")
 }
 
-type tellerFunc func(urls []string) (peer.Versions, error)
+// meanwhile lets do happen once, when the members have been asked and none has
+// answered. They are asked at the same time, from goroutines of their own.
+func meanwhile(do func(), ask fakeTeller) versionTeller {
+	return busyTeller{sync.OnceFunc(do), ask}
+}
 
-func (f tellerFunc) Version(_ context.Context, urls []string) (peer.Versions, error) { return f(urls) }
+type busyTeller struct {
+	do  func()
+	ask fakeTeller
+}
+
+func (b busyTeller) Version(ctx context.Context, urls []string) (peer.Versions, error) {
+	b.do()
+	return b.ask.Version(ctx, urls)
+}
 
 // versionsOf is member 1's part of a cluster, whose proposals are applied at
 // once and told to the test.
@@ -161,10 +174,7 @@ func TestVersionsOfACluster(t *testing.T) {
 		t.Error("a downgrade does not end")
 	}
 	// A version is not lowered because of what was so when the question went out.
-	v.ask = tellerFunc(func(urls []string) (peer.Versions, error) {
-		c.downgrade("").version("3.7.0")
-		return ask.Version(t.Context(), urls)
-	})
+	v.ask = meanwhile(func() { c.downgrade("").version("3.7.0") }, ask)
 	c.downgrade("3.6.0").version("3.7.0")
 	if got := round(v.decide); got != nil {
 		t.Errorf("after the downgrade was cancelled %v was proposed", got)
@@ -219,13 +229,10 @@ func TestFeatureLevelOfACluster(t *testing.T) {
 	round("the new one is an etcd", 0)
 	// While the members are asked, the etcd goes and another comes in its place.
 	ask[peerURL(3)] = engram
-	v.ask = tellerFunc(func(urls []string) (peer.Versions, error) {
-		if c.Root().Member(3) != nil {
-			change(member.RemoveChange(0, 3))
-			change(member.AddChange(0, member.Member{ID: 4, PeerURLs: []string{peerURL(3)}, IsLearner: true}))
-		}
-		return ask.Version(t.Context(), urls)
-	})
+	v.ask = meanwhile(func() {
+		change(member.RemoveChange(0, 3))
+		change(member.AddChange(0, member.Member{ID: 4, PeerURLs: []string{peerURL(3)}, IsLearner: true}))
+	}, ask)
 	round("one that was not asked is there", 0)
 	v.ask = ask
 	round("it is an Engram", 1, 1)

@@ -34,7 +34,13 @@ func ReadEtcd(ctx context.Context, path string, into *storage.Store) (m Meta, er
 	if err != nil {
 		return m, fmt.Errorf("snapfile: %w", err)
 	}
-	if m, err = readEtcd(ctx, file, info.Size(), into); err != nil {
+	return ReadEtcdAt(ctx, path, file, info.Size(), into)
+}
+
+// ReadEtcdAt is ReadEtcd for a file that is open, of size bytes. path is for
+// errors.
+func ReadEtcdAt(ctx context.Context, path string, r io.ReaderAt, size int64, into *storage.Store) (m Meta, err error) {
+	if m, err = readEtcd(ctx, r, size, into); err != nil {
 		cure := ""
 		if errors.Is(err, ErrDamaged) {
 			cure = ": take another backup, or another member's file"
@@ -71,8 +77,7 @@ type etcdReader struct {
 	buckets map[string]bucket
 	value   []byte
 	disk    []byte
-	main    int64 // of the last record
-	sub     int64
+	last    revision // of the last record
 }
 
 // source is a bucket and the table that its rows go to, in the order of the
@@ -206,23 +211,12 @@ func be64(b []byte) (uint64, error) {
 
 // revision takes a record of the bucket "key".
 func (e *etcdReader) revision(key, value []byte) error {
-	main, sub, tombstone, err := parseBoltRevision(key)
+	at, tombstone, err := parseRecord(key, value, e.last)
 	if err != nil {
 		return err
 	}
-	if main < 1 {
-		return damaged("revision %d.%d is before the first", main, sub)
-	}
-	// A record and a tombstone of one revision have different keys there, and the
-	// same one here.
-	if main == e.main && sub == e.sub {
-		return damaged("revision %d.%d is there twice", main, sub)
-	}
-	e.main, e.sub = main, sub
-	if err := checkKeyValue(value, main, tombstone); err != nil {
-		return damaged("revision %d.%d: %w", main, sub, err)
-	}
-	e.disk = storage.AppendRevisionKey(e.disk[:0], main, sub)
+	e.last = at
+	e.disk = storage.AppendRevisionKey(e.disk[:0], at.main, at.sub)
 	e.value = storage.AppendRevisionValue(e.value[:0], storage.RevisionRecord{KV: value, Tombstone: tombstone})
 	return e.load.Set(e.disk, e.value)
 }

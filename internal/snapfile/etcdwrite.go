@@ -36,7 +36,7 @@ func PlanEtcd(ctx context.Context, src Source) (*Plan, error) {
 		return nil, err
 	}
 	p := &Plan{ctx: ctx, source: src}
-	pages := &pages{next: pageFirst, done: progress{fn: src.Progress}}
+	pages := &pages{next: pageFirst, planned: src.Planned, done: progress{fn: src.Progress}}
 	root, err := p.write(pages)
 	if err != nil {
 		return nil, err

@@ -29,13 +29,17 @@ import (
 //	end     0 1 | files 8 | sum of sizes 8 | checksum 4
 //
 // Files stand in the order of their names. Nothing follows the end.
+
+// NativeVersion is that of Engram's own form. Members that announce different
+// ones send each other etcd's, so it goes up with storage.FormatVersion too.
+const NativeVersion = 2
+
 const (
-	nativeMagic   = "ENGRSNAP"
-	nativeVersion = 2
-	headSize      = 8 + 4 + 4 + 8 + 8 + 8 + 4
-	fileHeadSize  = 1 + 1 + 8
-	endSize       = 1 + 8 + 8 + 4
-	sumSize       = 4
+	nativeMagic  = "ENGRSNAP"
+	headSize     = 8 + 4 + 4 + 8 + 8 + 8 + 4
+	fileHeadSize = 1 + 1 + 8
+	endSize      = 1 + 8 + 8 + 4
+	sumSize      = 4
 
 	markEnd, markFile = 0, 1
 
@@ -146,7 +150,7 @@ func (f *Files) Size() int64 {
 func (f *Files) WriteNative(ctx context.Context, w io.Writer, done func(done, total int64)) error {
 	out := &summedWriter{w: w, done: progress{fn: done, total: f.Size()}}
 	head := append(make([]byte, 0, headSize), nativeMagic...)
-	head = binary.BigEndian.AppendUint32(head, nativeVersion)
+	head = binary.BigEndian.AppendUint32(head, NativeVersion)
 	head = binary.BigEndian.AppendUint32(head, storage.FormatVersion)
 	head = binary.BigEndian.AppendUint64(head, f.Applied)
 	head = binary.BigEndian.AppendUint64(head, f.Term)
@@ -320,8 +324,8 @@ func (n *nativeReader) head() (m Meta, err error) {
 	if string(head[:8]) != nativeMagic {
 		return m, n.damaged("it does not begin with %s, so it is no snapshot of Engram", nativeMagic)
 	}
-	if v := binary.BigEndian.Uint32(head[8:]); v != nativeVersion {
-		return m, fmt.Errorf("%w: snapshot has version %d, this Engram reads %d: let both members have one version", ErrUnsupported, v, nativeVersion)
+	if v := binary.BigEndian.Uint32(head[8:]); v != NativeVersion {
+		return m, fmt.Errorf("%w: snapshot has version %d, this Engram reads %d: let both members have one version", ErrUnsupported, v, NativeVersion)
 	}
 	if err := n.part(head[12:], "head"); err != nil {
 		return m, err

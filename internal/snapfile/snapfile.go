@@ -41,6 +41,13 @@ var ErrUnsupported = errors.New("snapfile: not supported")
 // ErrNotEmpty says that the store to read into holds something.
 var ErrNotEmpty = errors.New("snapfile: the store is not empty")
 
+// ErrCompacted and ErrFutureRevision say that a revision asked for is none that a
+// file holds.
+var (
+	ErrCompacted      = errors.New("snapfile: revision has been compacted")
+	ErrFutureRevision = errors.New("snapfile: revision is in the future")
+)
+
 // Source is a moment to write.
 type Source struct {
 	// Reader is pinned: it reads the same whenever it is read.
@@ -53,6 +60,8 @@ type Source struct {
 	// Progress, if not nil, is called now and then with the bytes that are done
 	// and how many there are, 0 while nobody knows. It must not block.
 	Progress func(done, total int64)
+	// Planned, if not nil, is called by PlanEtcd after each piece that it has read, and may hold it back.
+	Planned func(bytes int) error
 }
 
 // Meta is what a snapshot says of itself.

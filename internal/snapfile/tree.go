@@ -12,7 +12,13 @@ type pages struct {
 	w    io.Writer
 	buf  []byte
 	done progress
+
+	planned func(bytes int) error // of the first pass, or nil
+	told    uint64                // pages that it was told of
 }
+
+// planBytes is the piece that the first pass tells of.
+const planBytes = 256 << 10
 
 // add writes a page with the given size of content, header included, that fill
 // puts behind the header of a zeroed page.
@@ -21,6 +27,10 @@ func (p *pages) add(flags uint16, count, size int, fill func(page []byte)) (id u
 	id = p.next
 	p.next += uint64(n)
 	if p.w == nil {
+		if bytes := int(p.next-p.told) * pageSize; p.planned != nil && bytes >= planBytes {
+			p.told = p.next
+			return id, p.planned(bytes)
+		}
 		return id, nil
 	}
 	if size := n * pageSize; cap(p.buf) < size {

@@ -20,6 +20,22 @@ type batch struct {
 	kv     *mvcc.Writer
 	index  uint64 // of the entry at hand
 	wanted bool   // somebody here waits for it
+
+	left    int     // entries from the one at hand on
+	replies []Reply // to be given out
+}
+
+// repliesAtOnce is how many replies are made in one piece of memory, which is
+// not freed before the last of them.
+const repliesAtOnce = 32
+
+func (b *batch) newReply() *Reply {
+	if len(b.replies) == 0 {
+		b.replies = make([]Reply, min(b.left, repliesAtOnce))
+	}
+	r := &b.replies[0]
+	b.replies = b.replies[1:]
+	return r
 }
 
 // errDisk marks an error that is not the caller's: it stops the member.
@@ -48,7 +64,7 @@ func (b *batch) apply(e *raftpb.Entry) (Result, error) {
 	}
 	r.ID = c.ID
 	b.wanted = b.m.o.Wanted == nil || b.m.o.Wanted(c.ID)
-	reply := &Reply{}
+	reply := b.newReply()
 	err := b.run(c, reply, &r)
 	if err == nil {
 		r.Reply = reply
@@ -76,15 +92,13 @@ func (b *batch) run(c *command.Command, reply *Reply, r *Result) error {
 		return fmt.Errorf("%v: %w", c.Kind, ErrCorrupt)
 	}
 	cost := Cost(c)
-	if cost > 0 && alarms.Has(pb.AlarmType_NOSPACE) {
+	if cost > 0 && alarms.Has(pb.AlarmType_NOSPACE) && !b.fitsReserve(c, cost) {
 		return fmt.Errorf("%v: alarm NOSPACE is on: %w", c.Kind, ErrNoSpace)
 	}
 	if err := b.authorize(c); err != nil {
 		return err
 	}
-	// As in etcd the request is made all the same; only its answer says that it
-	// was one too many, and the alarm will refuse the next.
-	over := cost > 0 && b.m.o.QuotaBytes > 0 && b.kv.UsageBytes()+cost >= b.m.o.QuotaBytes
+	over := b.overQuota(c, cost)
 	if err := b.dispatch(c, reply); err != nil {
 		return err
 	}
@@ -103,49 +117,6 @@ func corruptStops(k command.Kind) bool {
 		return true
 	}
 	return false
-}
-
-// Space that a request is reckoned to take beyond its keys and values, in bytes
-// (state-machine.md, section 2.8).
-const (
-	putOverhead    = 256
-	leaseGrantCost = 64
-)
-
-// Cost is the space that a request may take, 0 if it takes none. Of a
-// transaction it is the greater of its branches.
-func Cost(c *command.Command) int64 {
-	switch c.Kind {
-	case command.KindPut:
-		return PutCost(&c.Put)
-	case command.KindTxn:
-		return TxnCost(&c.Txn)
-	case command.KindLeaseGrant:
-		return leaseGrantCost
-	}
-	return 0
-}
-
-// PutCost is the Cost of a Put.
-func PutCost(r *command.PutRequest) int64 {
-	return putOverhead + int64(len(r.Key)+len(r.Value))
-}
-
-// TxnCost is the Cost of a Txn.
-func TxnCost(t *command.TxnRequest) int64 {
-	return max(opsCost(t.Success), opsCost(t.Failure))
-}
-
-func opsCost(ops []command.Op) (cost int64) {
-	for i := range ops {
-		switch ops[i].Kind {
-		case command.OpPut:
-			cost += PutCost(ops[i].Put)
-		case command.OpTxn:
-			cost += TxnCost(ops[i].Txn)
-		}
-	}
-	return cost
 }
 
 // dispatch runs a request that nothing forbids.
@@ -180,7 +151,9 @@ func (b *batch) dispatch(c *command.Command, reply *Reply) error {
 				return err
 			}
 		}
-		return b.alarm(msg, reply)
+		err := b.alarm(msg, reply)
+		b.noteFull()
+		return err
 	}
 	if handled, err := b.authRequest(c, reply); handled {
 		return err

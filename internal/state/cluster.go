@@ -63,6 +63,7 @@ func (b *batch) confChange(e *raftpb.Entry, r *Result) error {
 		b.m.o.Logger.Warn("malformed membership change is refused", "index", e.GetIndex(), "error", r.Err)
 	}
 	b.logFeatureLevel(level)
+	b.noteFull()
 	r.Reply = &Reply{}
 	return nil
 }

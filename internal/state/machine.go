@@ -241,7 +241,8 @@ func (m *Machine) Apply(entries []*raftpb.Entry) ([]Result, error) {
 	b := &batch{m: m, store: sb, kv: m.kv.NewWriter(sb)}
 	m.auth.Init(sb)
 	results := make([]Result, 0, len(entries))
-	for _, e := range entries {
+	for i, e := range entries {
+		b.left = len(entries) - i
 		if e.GetIndex() != m.applied+1 {
 			panic(fmt.Sprintf("state: broken invariant: entry %d after applied index %d", e.GetIndex(), m.applied))
 		}

@@ -296,6 +296,9 @@ func (r *rig) dump() string {
 	if level := v.Members().FeatureLevel(); level > 0 {
 		fmt.Fprintf(&b, "feature level %d\n", level)
 	}
+	if usage, known := v.Alarms().FullAt(); known {
+		fmt.Fprintf(&b, "full at %d\n", usage)
+	}
 	leases := r.m.Leases().All()
 	slices.SortFunc(leases, func(a, b lease.Lease) int { return cmp.Compare(a.ID, b.ID) })
 	for _, l := range leases {

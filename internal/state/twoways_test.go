@@ -33,6 +33,7 @@ func TestSameInputTwoWays(t *testing.T) {
 		first, last = *onlySeed, *onlySeed
 	}
 	levels := map[uint64]int{} // that were seen
+	var passed, refused int    // of the entries that met a full store with a reserve
 	for seed := first; seed <= last; seed++ {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		a := newRig(t, Options{})
@@ -44,7 +45,14 @@ func TestSameInputTwoWays(t *testing.T) {
 		var one []string
 		levelAt := make([]uint64, n+1) // after each entry
 		for i := 1; i <= n; i++ {
+			_, full := a.m.now.Load().alarms.FullAt()
+			usage := a.m.Root().UsageBytes()
 			one = append(one, a.apply(i, 1)...)
+			if full && a.m.Root().UsageBytes() > usage {
+				passed++
+			} else if full && strings.Contains(one[i-1], ErrNoSpace.Error()) {
+				refused++
+			}
 			levelAt[i] = a.level()
 			levels[a.level()]++
 		}
@@ -102,6 +110,9 @@ func TestSameInputTwoWays(t *testing.T) {
 	}
 	if *onlySeed == 0 && (levels[0] < 20**seeds || levels[1] < 20**seeds) {
 		t.Errorf("feature levels were seen so often: %v", levels)
+	}
+	if *onlySeed == 0 && (passed < *seeds || refused < *seeds) {
+		t.Errorf("of what met a full store with a reserve %d entries passed and %d were refused", passed, refused)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -23,8 +24,13 @@ func TestCheckpointIsPrefix(t *testing.T) {
 		s := mustOpen(t, Options{FS: fs, Dir: "db", MemTableBytes: 16 << 10})
 		var committed atomic.Int64
 		written := make(chan error, 1)
+		begun := make(chan struct{}) // closed at the first checkpoint, without which the writer does not get far
+		begin := sync.OnceFunc(func() { close(begun) })
 		go func() {
 			for n := 1; n <= 300; n++ {
+				if n == 100 {
+					<-begun
+				}
 				b := s.NewBatch()
 				w.fill(b, n)
 				if err := s.Commit(b); err != nil {
@@ -43,6 +49,7 @@ func TestCheckpointIsPrefix(t *testing.T) {
 			default:
 			}
 			before := int(committed.Load())
+			begin()
 			dir := fmt.Sprintf("sending-%d/store", taken)
 			if err := s.Checkpoint(dir); err != nil {
 				t.Fatal(err)

@@ -10,7 +10,7 @@ type File = vfs.File
 // syncEvery is how much may be written to a large file before it goes to the
 // disk. Left to the end, all of it would go at once, and the sync of a log
 // beside it would wait that long.
-const syncEvery = 4 << 20
+const syncEvery = 1 << 20
 
 // CreateFile creates a large file to be written from its beginning to its end.
 // What is written goes to the disk as it comes; only Sync promises it.

@@ -52,6 +52,9 @@ const (
 	// MetaFeatureLevel holds the cluster's feature level, BE64, and is missing
 	// while it is 0. No etcd knows it, so it goes into no file and no hash of etcd's.
 	MetaFeatureLevel = "featureLevel"
+	// MetaFullAt holds the usage in bytes, BE64, at which the reserve began that
+	// a full store gives out at feature level 1; it is missing while there is none.
+	MetaFullAt = "fullAt"
 )
 
 // FormatVersion is written by this version of Engram and is the only one that

@@ -52,8 +52,9 @@ type Options struct {
 	FS         vfs.FS // nil means the operating system's
 	Dir        string
 	CacheBytes int64 // block cache; default 32 MiB
-	// MemTableBytes is the size at which a memtable is flushed. Large ones keep
-	// rows of the small tables from being rewritten often; default 64 MiB.
+	// MemTableBytes is the size at which a memtable is flushed. The memory of small
+	// ones is used again soon, and that of large ones is as good as new to the
+	// machine each time. Default 16 MiB.
 	MemTableBytes uint64
 	// Manual turns automatic compactions off and lets only the caller flush,
 	// so that a simulation decides when the disk is touched.
@@ -74,6 +75,9 @@ type Options struct {
 	// OnBackgroundError is called on each failed flush or compaction, which
 	// Pebble will retry. It must not block.
 	OnBackgroundError func(error)
+	// Compacting is called for each table that a compaction writes, not a flush, and what it returns after each piece written:
+	// it may hold the compaction back.
+	Compacting func() (wrote func(bytes int))
 	// CommitVia stands in for the commit of a batch. A test uses it to show
 	// that a store which committed a batch in parts would be found out; nil
 	// commits it as it is.
@@ -106,7 +110,7 @@ func Open(o Options) (*Store, error) {
 		o.CacheBytes = 32 << 20
 	}
 	if o.MemTableBytes == 0 {
-		o.MemTableBytes = 64 << 20
+		o.MemTableBytes = memTableBytes
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -122,13 +126,26 @@ func Open(o Options) (*Store, error) {
 	db, err := pebble.Open(o.Dir, s.pebbleOptions(o))
 	if err != nil {
 		s.cache.Unref()
-		return nil, fmt.Errorf("storage: open %s: %w", o.Dir, err)
+		return nil, openError(o.FS, o.Dir, err)
 	}
 	s.db = db
 	if err := s.checkFormat(o.Dir); err != nil {
 		return nil, errors.Join(err, s.Abandon())
 	}
 	return s, nil
+}
+
+// spareCacheBytes is what the block cache keeps while it is spared.
+const spareCacheBytes = 16 << 20
+
+// SpareCache keeps the block cache small until done is called, once, for a reader
+// that passes over much of the store and keeps what it wants elsewhere.
+func (s *Store) SpareCache() (done func()) {
+	spared := s.cache.MaxSize() - spareCacheBytes
+	if spared <= 0 {
+		return func() {}
+	}
+	return s.cache.Reserve(int(spared))
 }
 
 // checkMarker refuses a directory with tables and without the marker that names
@@ -172,28 +189,28 @@ func (s *Store) pebbleOptions(o Options) *pebble.Options {
 		},
 		DataCorruption: func(i pebble.DataCorruptionInfo) {
 			if o.OnCorruption != nil {
-				o.OnCorruption(fmt.Errorf("%w: %s is damaged (%v): restore a backup, or rebuild this member from its peers", ErrDamaged, i.Path, i.Details))
+				o.OnCorruption(tableDamage(i))
 			}
 		},
 	}
 	po := &pebble.Options{
-		FS:                          manifestFS{o.FS},
+		FS:                          pacedFS{manifestFS{o.FS}, o.Compacting},
 		Cache:                       s.cache,
 		DisableWAL:                  true,
 		ReadOnly:                    o.ReadOnly,
 		FormatMajorVersion:          pebble.FormatNewest,
 		MemTableSize:                o.MemTableBytes,
-		MemTableStopWritesThreshold: 4,
+		MemTableStopWritesThreshold: unflushedMemTables,
 		L0CompactionThreshold:       2,
 		DisableAutomaticCompactions: o.Manual,
 		Logger:                      pebbleLogger{o.Logger, o.OnFatal},
 		EventListener:               &listener,
 	}
-	// A flush writes one table, or two if it takes two memtables. Pebble moves a
+	// A flush writes one table, or two if the disk is far behind. Pebble moves a
 	// single table down as it is but rewrites several at once, so smaller ones
 	// cost a second pass over every value.
 	for level := range po.TargetFileSizes {
-		po.TargetFileSizes[level] = max(minTableBytes, 2*int64(o.MemTableBytes))
+		po.TargetFileSizes[level] = max(minTableBytes, unflushedMemTables/2*int64(o.MemTableBytes))
 	}
 	if o.Manual {
 		// Nobody compacts, so commits and flushes must not wait for it.
@@ -202,6 +219,16 @@ func (s *Store) pebbleOptions(o Options) *pebble.Options {
 	po.Experimental.SpanPolicyFunc = spanPolicy
 	return po
 }
+
+const (
+	memTableBytes = 16 << 20
+	// unflushedMemTables is how many memtables there may be before commits wait for
+	// a flush: what a slow disk may be behind.
+	unflushedMemTables = 16
+	// UnflushedBytes is what memtables of the default size may take, which is
+	// outside any budget: all that may be unflushed, and one to begin with.
+	UnflushedBytes = (unflushedMemTables + 1) * memTableBytes
+)
 
 // failureLog tells of failed background work once a second at most: Pebble tries
 // again at once, as often as it fails.
@@ -431,6 +458,56 @@ func (s *Store) Reclaim(ctx context.Context, lower, upper []byte) error {
 		return fmt.Errorf("storage: compact: %w", err)
 	}
 	return nil
+}
+
+// Bounds is the interval of disk keys [Lower, Upper).
+type Bounds struct{ Lower, Upper []byte }
+
+// RevisionSlices cuts the revision log up to a main revision into intervals of
+// about so many bytes on disk, the oldest first. A single revision is never cut.
+func (s *Store) RevisionSlices(upTo int64, sliceBytes uint64) (out []Bounds, err error) {
+	var cut func(from, to int64) error // [from, to)
+	cut = func(from, to int64) error {
+		b := Bounds{}
+		b.Lower, b.Upper = RevisionBounds(from, to)
+		size, err := s.db.EstimateDiskUsage(b.Lower, b.Upper)
+		if err != nil {
+			return fmt.Errorf("storage: size of revisions %d to %d: %w", from, to, err)
+		}
+		if size <= sliceBytes || to-from < 2 {
+			out = append(out, b)
+			return nil
+		}
+		return errors.Join(cut(from, from+(to-from)/2), cut(from+(to-from)/2, to))
+	}
+	return out, cut(0, upTo+1)
+}
+
+// Check reads all that is in the store, each block's checksum with it, and gives
+// every row and record in order. It stops at the first that cannot be read.
+func (s *Store) Check(ctx context.Context, each func(key, value []byte) error) (err error) {
+	it, err := s.Iter(ctx, nil, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	for ok := it.First(); ok; ok = it.Next() {
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return err
+		}
+		if !known(it.Key()) {
+			return fmt.Errorf("%w: key %.40x is of no table of format %d", ErrDamaged, it.Key(), FormatVersion)
+		}
+		if err := each(it.Key(), value); err != nil {
+			return err
+		}
+	}
+	if err := it.Error(); err != nil {
+		return err
+	}
+	// What other keys hide is read by this alone.
+	return s.db.CheckLevels(nil)
 }
 
 // DiskBytes is the space that the store's files take.

@@ -433,3 +433,41 @@ func TestStoreWithoutMarkerIsRefused(t *testing.T) {
 		t.Fatalf("opened, or refused without a reason: %v", err)
 	}
 }
+
+// While the cache is spared it keeps little of what is read, and afterwards as
+// much as before.
+func TestSpareCache(t *testing.T) {
+	s, err := Open(Options{FS: vfs.NewMem(), CacheBytes: 64 << 20, Manual: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	b := s.NewBatch()
+	for i := range 32 << 10 {
+		value := make([]byte, 1<<10)
+		binary.BigEndian.PutUint64(value[i%1000:], uint64(i)*0x9e3779b97f4a7c15)
+		b.Set(AppendRevisionKey(nil, int64(i+2), 0), value)
+	}
+	if err := errors.Join(s.Commit(b), s.Flush()); err != nil {
+		t.Fatal(err)
+	}
+	read := func() {
+		lower, upper := RevisionBounds(0, 0)
+		iter, err := s.Iter(t.Context(), lower, upper)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer iter.Close()
+		for ok := iter.First(); ok; ok = iter.Next() {
+		}
+	}
+
+	done := s.SpareCache()
+	if read(); s.cache.Size() > spareCacheBytes {
+		t.Errorf("%d bytes in a cache that is spared", s.cache.Size())
+	}
+	done()
+	if read(); s.cache.Size() < 30<<20 {
+		t.Errorf("%d bytes in the cache afterwards", s.cache.Size())
+	}
+}

@@ -25,19 +25,51 @@ type resolver interface {
 	LookupHost(ctx context.Context, host string) ([]string, error)
 }
 
-// Server makes the configuration of the listening side. wrap makes of a plain listener one whose Accept returns connections
-// (of type *tls.Conn) with the handshake done and the client judged.
-func Server(o Options) (config *tls.Config, wrap func(net.Listener) net.Listener, err error) {
+// Server makes the configuration of the listening side, which judges clients within the handshake: who has no business here is told so
+// by an alert.
+func Server(o Options) (*tls.Config, error) {
+	c, j, err := server(o)
+	if err != nil || j.revoked == nil && j.skipSAN {
+		return c, err
+	}
+	judged := c.Clone()
+	judged.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		own := c.Clone()
+		own.VerifyConnection = func(state tls.ConnectionState) error {
+			if c.VerifyConnection != nil {
+				if err := c.VerifyConnection(state); err != nil {
+					return err
+				}
+			}
+			return j.check(hello.Context(), state.PeerCertificates, hello.Conn.RemoteAddr())
+		}
+		return own, nil
+	}
+	return judged, nil
+}
+
+// Wrapper is Server for a protocol that has no limits of its own on connections in their handshake: it makes of a plain listener
+// one whose Accept returns connections (of type *tls.Conn) with the handshake done and the client judged.
+func Wrapper(o Options) (func(net.Listener) net.Listener, error) {
+	c, j, err := server(o)
+	if err != nil {
+		return nil, err
+	}
+	return func(inner net.Listener) net.Listener { return newListener(inner, c, j) }, nil
+}
+
+// server makes a configuration and what judges clients beyond it.
+func server(o Options) (*tls.Config, judge, error) {
 	if err := o.check(); err != nil {
-		return nil, nil, err
+		return nil, judge{}, err
 	}
 	if o.CertFile == "" {
 		if o.Auto == nil {
-			return nil, nil, fmt.Errorf("%w: a listener needs a certificate and its key", ErrOptions)
+			return nil, judge{}, fmt.Errorf("%w: a listener needs a certificate and its key", ErrOptions)
 		}
 		files, err := o.Auto.files()
 		if err != nil {
-			return nil, nil, err
+			return nil, judge{}, err
 		}
 		o.CertFile, o.KeyFile = files[0], files[1]
 	}
@@ -45,7 +77,12 @@ func Server(o Options) (config *tls.Config, wrap func(net.Listener) net.Listener
 	c.NextProtos = o.NextProtos
 	p := &pair{certFile: o.CertFile, keyFile: o.KeyFile}
 	if _, err := p.load(); err != nil {
-		return nil, nil, err
+		return nil, judge{}, err
+	}
+	if o.ClientCertFile != "" { // found to be bad now rather than when it is used
+		if _, err := (&pair{certFile: o.ClientCertFile, keyFile: o.ClientKeyFile}).load(); err != nil {
+			return nil, judge{}, err
+		}
 	}
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return p.load() }
 	if o.TrustedCAFile != "" || o.ClientCertAuth {
@@ -54,29 +91,30 @@ func Server(o Options) (config *tls.Config, wrap func(net.Listener) net.Listener
 		c.VerifyConnection = nil // no client certificate is asked for, so there are no names to check
 	}
 	if o.TrustedCAFile != "" {
-		if c.ClientCAs, err = readCAs(o.TrustedCAFile); err != nil {
-			return nil, nil, err
+		pool, err := readCAs(o.TrustedCAFile)
+		if err != nil {
+			return nil, judge{}, err
 		}
+		c.ClientCAs = pool
 	}
 	j := judge{skipSAN: o.SkipClientSANVerify, resolver: net.DefaultResolver}
 	if o.CRLFile != "" {
 		j.revoked = &revocations{path: o.CRLFile}
 		if err := j.revoked.check(nil); err != nil {
-			return nil, nil, err
+			return nil, judge{}, err
 		}
 	}
-	return c, func(inner net.Listener) net.Listener { return newListener(inner, c, j) }, nil
+	return c, j, nil
 }
 
-// judge decides about a client after its handshake.
+// judge decides about a client whose certificate was verified.
 type judge struct {
 	skipSAN  bool
 	revoked  *revocations // nil without a CRL
 	resolver resolver
 }
 
-func (j judge) check(ctx context.Context, conn *tls.Conn) error {
-	certs := conn.ConnectionState().PeerCertificates
+func (j judge) check(ctx context.Context, certs []*x509.Certificate, from net.Addr) error {
 	if len(certs) == 0 {
 		return nil
 	}
@@ -88,7 +126,7 @@ func (j judge) check(ctx context.Context, conn *tls.Conn) error {
 	if j.skipSAN {
 		return nil
 	}
-	tcp, ok := conn.RemoteAddr().(*net.TCPAddr)
+	tcp, ok := from.(*net.TCPAddr)
 	if !ok {
 		return nil // a unix socket has no address that a certificate could name
 	}
@@ -197,7 +235,7 @@ func (l *listener) shake(raw net.Conn) {
 	conn := tls.Server(raw, l.config)
 	err := conn.HandshakeContext(ctx)
 	if err == nil {
-		err = l.judge.check(ctx, conn)
+		err = l.judge.check(ctx, conn.ConnectionState().PeerCertificates, conn.RemoteAddr())
 	}
 	if err != nil {
 		raw.Close()

@@ -2,11 +2,12 @@
 // listener can refuse revoked certificates and those that do not belong to the address they come from, and both sides can insist on
 // names.
 //
-// It knows no protocol above TLS. Server and Client are what it is for. Invariants:
+// It knows no protocol above TLS. Server (or Wrapper) and Client are what it is for. Invariants:
 //
 //	T1: a certificate or key that was replaced on disk serves the next handshake; one that cannot be read fails handshakes, loudly.
-//	T2: with a trusted CA, or ClientCertAuth, no connection leaves the listener before the client's certificate was verified.
-//	T3: one client that is slow in its handshake delays no other, and no handshake takes longer than handshakeTime.
+//	T2: with a trusted CA, or ClientCertAuth, no handshake succeeds before the client's certificate was verified.
+//	T3: of a Wrapper's listener, one client that is slow in its handshake delays no other, and no handshake takes longer than
+//	    handshakeTime. Who takes Server sees to that alone.
 package tlsfiles
 
 import (

@@ -112,11 +112,21 @@ func (a *authority) options(name string) Options {
 // serve echoes over TLS and returns the address.
 func serve(t *testing.T, o Options) string {
 	t.Helper()
-	_, wrap, err := Server(o)
+	wrap, err := Wrapper(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return serveWrapped(t, wrap)
+}
+
+// serveInside is serve with clients judged within the handshake.
+func serveInside(t *testing.T, o Options) string {
+	t.Helper()
+	c, err := Server(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return serveWrapped(t, func(inner net.Listener) net.Listener { return tls.NewListener(inner, c) })
 }
 
 func serveWrapped(t *testing.T, wrap func(net.Listener) net.Listener) string {
@@ -231,7 +241,10 @@ func TestWhoIsLetIn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := reach(t, serve(t, tc.server), client(t, tc.client)); (err == nil) != tc.ok {
-				t.Errorf("%v", err)
+				t.Errorf("a wrapped listener: %v", err)
+			}
+			if _, err := reach(t, serveInside(t, tc.server), client(t, tc.client)); (err == nil) != tc.ok {
+				t.Errorf("within the handshake: %v", err)
 			}
 		})
 	}
@@ -301,7 +314,7 @@ func TestALPN(t *testing.T) {
 	o := ca.options("good")
 	for _, ours := range [][]string{nil, {"http/1.1"}} {
 		o.NextProtos = ours
-		_, wrap, err := Server(o)
+		wrap, err := Wrapper(o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -442,7 +455,10 @@ func TestBadOptions(t *testing.T) {
 	} {
 		o := good
 		f(&o)
-		if _, _, err := Server(o); err == nil || !strings.Contains(err.Error(), name) {
+		if _, err := Wrapper(o); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := Server(o); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if _, err := Client(o); err == nil && name != "CRL file" && name != "needs a certificate" {

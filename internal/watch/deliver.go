@@ -35,7 +35,7 @@ func (h *Hub) Deliver(now time.Time) (more bool, next time.Time, err error) {
 		}
 		if h.epoch == epoch {
 			f.send(h.live)
-			h.delivered = f.upTo
+			h.delivered = max(h.delivered, f.upTo) // more if all have left meanwhile, see pass
 		}
 	}
 	f.finish()

@@ -158,7 +158,23 @@ func (h *Hub) publish(revision int64, events []mvcc.Event) {
 		return
 	}
 	h.recent.add(revision, events)
-	wake(h.deliverWake)
+	if !h.pass(revision) {
+		wake(h.deliverWake)
+	}
+}
+
+// pass lets events go by for whom nobody is there, without waking anybody; false
+// if somebody may be.
+func (h *Hub) pass(revision int64) bool {
+	if !h.mu.TryLock() {
+		return false
+	}
+	defer h.mu.Unlock()
+	if len(h.streams) > 0 {
+		return false
+	}
+	h.claimed, h.delivered = revision, revision
+	return true
 }
 
 // Reset puts another store in the place of the present one, as after a snapshot

@@ -192,6 +192,57 @@ func TestRunNoticesProgress(t *testing.T) {
 	}
 }
 
+// TestNobodyIsWoken: events that nobody watches wake no goroutine, and are there for whoever comes later.
+func TestNobodyIsWoken(t *testing.T) {
+	store, fake := newFakeStore(), clock.NewFake(time.Unix(0, 0))
+	h := New(Options{Source: store, Clock: fake})
+	revision := int64(1)
+	put := func() {
+		revision++
+		h.publish(revision, store.apply(op{[]byte("a"), []byte("1")}))
+	}
+	for range 3 {
+		put()
+	}
+	if len(h.deliverWake) != 0 {
+		t.Fatal("events without watchers woke the hub")
+	}
+	h.check()
+	now, old := newFakeSink(10), newFakeSink(10)
+	if err := h.NewStream(now).Create(Request{Key: []byte("a")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.NewStream(old).Create(Request{Key: []byte("a"), Start: 3}); err != nil {
+		t.Fatal(err)
+	}
+	put()
+	if len(h.deliverWake) != 1 {
+		t.Fatal("an event with watchers did not wake the hub")
+	}
+	for more := true; more; {
+		var err error
+		if _, _, err = h.Deliver(fake.Now()); err == nil {
+			more, err = h.CatchUp(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for sink, want := range map[*fakeSink][]int64{now: {5}, old: {3, 4, 5}} {
+		var got []int64
+		rs, _ := sink.recv(10)
+		for _, r := range rs {
+			for _, e := range r.Events {
+				got = append(got, e.Kv.ModRevision)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got the events of revisions %v, want %v", got, want)
+		}
+	}
+	h.check()
+}
+
 // TestCongestion bounds what a client can make the hub keep for it.
 func TestCongestion(t *testing.T) {
 	h := New(Options{Source: newFakeStore()})

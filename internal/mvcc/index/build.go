@@ -35,7 +35,7 @@ func (b *Builder) Add(r *Record) error {
 	if b.started && bytes.Compare(b.last, r.Key) >= 0 {
 		return fmt.Errorf("%w: key %q after key %q", ErrRecord, r.Key, b.last)
 	}
-	n := len(b.leaf.rows)
+	n := b.leaf.len()
 	if n >= builtRows || n >= 2 && len(b.leaf.keys)+len(r.Key) > leafKeyBytes {
 		b.flush(separator(b.last, r.Key))
 	}
@@ -54,7 +54,7 @@ func (b *Builder) Add(r *Record) error {
 		create: newest.Create, mod: newest.Main, version: newest.Version, ref: ref,
 		sub: uint32(newest.Sub), size: newest.Size, hist: l,
 	}, r.Lease)
-	b.last, b.started = b.leaf.key(len(b.leaf.rows)-1), true
+	b.last, b.started = b.leaf.key(b.leaf.len()-1), true
 	b.newest = max(b.newest, newest.Main)
 	return nil
 }
@@ -64,21 +64,35 @@ func (b *Builder) flush(next []byte) {
 	l := b.leaf
 	b.leaf = newLeaf(1, builtRows, len(l.keys)+len(l.keys)/8)
 	l.seal()
-	b.push(1, b.sep, child{sum: l.sum(), leaf: l})
+	l.total = l.sum(l.historyBytes(0, l.len()))
+	n := b.level(1)
+	n.insertLeaf(n.len(), b.sep, l)
+	b.moveUp(n)
 	b.sep = next
 }
 
-// push adds a child to the last node of a height. Full nodes move up.
-func (b *Builder) push(height int, sep []byte, c child) {
+// level returns the last node of a height.
+func (b *Builder) level(height int) *inner {
 	if len(b.levels) < height {
 		b.levels = append(b.levels, newInner(1, height))
 	}
-	n := b.levels[height-1]
-	n.push(sep, c)
+	return b.levels[height-1]
+}
+
+// moveUp makes n a child of the last node above it if it is full, and another
+// one is filled in its place.
+func (b *Builder) moveUp(n *inner) {
 	if n.len() == builtKids {
-		b.levels[height-1] = newInner(1, height)
-		b.push(height+1, n.seps.at(0), child{sum: n.sum(), inner: n})
+		b.levels[n.height-1] = newInner(1, n.height)
+		b.push(n)
 	}
+}
+
+// push adds n to the last node above it.
+func (b *Builder) push(n *inner) {
+	above := b.level(n.height + 1)
+	above.insert(above.len(), n.seps.at(0), n)
+	b.moveUp(above)
 }
 
 // Tree returns the Tree of all that was added. The Builder must not be used
@@ -86,12 +100,12 @@ func (b *Builder) push(height int, sep []byte, c child) {
 func (b *Builder) Tree() *Tree {
 	t := New()
 	t.newest = b.newest
-	if len(b.leaf.rows) > 0 {
+	if b.leaf.len() > 0 {
 		b.flush(nil)
 	}
 	for height := 1; height < len(b.levels); height++ {
 		if n := b.levels[height-1]; n.len() > 0 {
-			b.push(height+1, n.seps.at(0), child{sum: n.sum(), inner: n})
+			b.push(n)
 		}
 	}
 	if len(b.levels) > 0 {

@@ -37,6 +37,7 @@ type compaction struct {
 	left    int    // keys that may still be pruned
 	dropped func(Revision, uint32, bool)
 	next    []byte // set when the step is over and there is more to do
+	bytes   int64  // dropped from the leaf at hand
 
 	entries []entry
 }
@@ -46,7 +47,7 @@ func (c *compaction) inner(n *inner) {
 	first := n.start(c.from)
 	i := first
 	for ; i < n.len() && c.next == nil; i++ {
-		if n.kids[i].prune > c.rev {
+		if n.sumOf(i).prune > c.rev {
 			continue
 		}
 		if n.height > 1 {
@@ -54,8 +55,11 @@ func (c *compaction) inner(n *inner) {
 			c.inner(kid)
 			n.kids[i] = child{sum: kid.sum(), inner: kid}
 		} else {
-			l := c.leaf(n.kids[i].leaf)
-			n.kids[i] = child{sum: l.sum(), leaf: l}
+			c.bytes = 0
+			before := n.leaves[i].total.historyBytes
+			l := c.leaf(n.leaves[i]).own(c.tree.epoch)
+			l.total = l.sum(before - c.bytes)
+			n.leaves[i] = l
 		}
 	}
 	c.tidy(n, max(0, first-1), i)
@@ -72,18 +76,19 @@ func (c *compaction) tidy(n *inner, lo, hi int) {
 		if i+1 >= n.len() || n.size(i)+n.size(i+1) > n.capacity()*5/8 {
 			continue
 		}
-		joined, right := n.kids[i], n.kids[i+1]
-		joined.add(right.sum)
 		if n.height > 1 {
+			joined, right := n.kids[i], n.kids[i+1]
+			joined.add(right.sum)
 			joined.inner = joined.inner.own(epoch)
 			joined.inner.join(n.seps.at(i+1), right.inner)
+			n.kids[i] = joined
 		} else {
-			if len(joined.leaf.keys)+len(right.leaf.keys) > leafKeyBytes/2 {
+			left, right := n.leaves[i], n.leaves[i+1]
+			if len(left.keys)+len(right.keys) > leafKeyBytes/2 {
 				continue
 			}
-			joined.leaf = joined.leaf.join(epoch, right.leaf)
+			n.leaves[i] = left.join(epoch, right)
 		}
-		n.kids[i] = joined
 		n.remove(i + 1)
 	}
 }
@@ -93,7 +98,7 @@ func (n *inner) size(i int) int {
 	if n.height > 1 {
 		return n.kids[i].inner.len()
 	}
-	return len(n.kids[i].leaf.rows)
+	return n.leaves[i].len()
 }
 
 // capacity returns the most rows or children that a child of n has.
@@ -106,7 +111,7 @@ func (n *inner) capacity() int {
 
 // prunable reports whether there is something to prune in row i.
 func (c *compaction) prunable(l *leaf, i int) bool {
-	r := &l.rows[i]
+	r := l.row(i)
 	if r.mod <= c.rev {
 		return r.hist != 0 || !r.live() && r.mod < c.rev
 	}
@@ -120,9 +125,9 @@ func (c *compaction) prunable(l *leaf, i int) bool {
 // leaf prunes the rows of l from c.from on and returns what remains, which is
 // l itself if nothing was pruned.
 func (c *compaction) leaf(l *leaf) *leaf {
-	todo := make([]bool, len(l.rows))
+	todo := make([]bool, l.len())
 	some := false
-	for i := range l.rows {
+	for i := range l.len() {
 		if c.from != nil && bytes.Compare(l.key(i), c.from) < 0 || !c.prunable(l, i) {
 			continue
 		}
@@ -136,9 +141,9 @@ func (c *compaction) leaf(l *leaf) *leaf {
 	if !some {
 		return l
 	}
-	p := newLeaf(c.tree.epoch, len(l.rows), len(l.keys))
-	for i := range l.rows {
-		r := l.rows[i]
+	p := newLeaf(c.tree.epoch, l.len(), len(l.keys))
+	for i := range l.len() {
+		r := *l.row(i)
 		c.entries = l.hist.list(r.hist, c.entries[:0])
 		keep := c.entries
 		if todo[i] {
@@ -171,9 +176,11 @@ func (c *compaction) prune(r *row, entries []entry) (keep []entry, gone bool) {
 	}
 	for i := len(entries) - 1; i >= kept; i-- {
 		e := &entries[i]
+		c.bytes += int64(e.size)
 		c.dropped(e.rev(), e.size, e.tombstone)
 	}
 	if gone {
+		c.bytes += int64(newest.size)
 		c.dropped(newest.rev(), newest.size, true)
 	}
 	return entries[:kept], gone

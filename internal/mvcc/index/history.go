@@ -187,6 +187,17 @@ func (h *history) len(l link) int64 {
 	}
 }
 
+// size returns the encoded size of the revisions from l on back.
+func (h *history) size(l link) (n int64) {
+	for l != 0 {
+		var e entry
+		bytes, _ := uvarint(h.links(l, &e))
+		n += int64(bytes)
+		l = e.before
+	}
+	return n
+}
+
 // find returns the newest entry not newer than bound, looking from l on back.
 func (h *history) find(l link, bound Revision, e *entry) bool {
 	for l != 0 {

@@ -7,15 +7,16 @@
 // read without a lock.
 //
 // The structure is a B+tree that is copied on write. Leaves hold arrays without
-// pointers, so that a million keys cost the garbage collector little; inner
-// nodes hold sums over their children, so that counting a range and finding
-// what a compaction can remove skip whole subtrees. Invariants:
+// pointers, so that a million keys cost the garbage collector little, and a
+// copy shares most of them; leaves hold sums over their rows and inner nodes
+// over their children, so that counting a range and finding what a compaction
+// can remove skip whole subtrees. Invariants:
 //
 //	I1: keys ascend strictly within a leaf and from leaf to leaf, and separators agree with them.
 //	I2: revisions of a key ascend strictly; the newest is the row, older ones form its history.
 //	I3: a Root never changes: the writer changes only nodes made since the last Root, and
 //	    appends to shared arenas only beyond what an older node can see.
-//	I4: the sums of a child equal what its leaves hold; prune is a lower bound.
+//	I4: the sums of a leaf or child equal what it holds; prune is a lower bound.
 //	I5: Create and Version are stored with every revision, so they survive compaction.
 package index
 

@@ -31,22 +31,70 @@ func (r *row) entry() entry {
 
 // leaf holds the rows of neighbouring keys.
 //
-// A copy shares leases with its leaf until they change, and keys and hist for
-// good: these are only appended to.
+// A copy shares hints and leases with its leaf until they change, slots until
+// they are full, and keys and hist for good: these are only appended to. So a
+// change of a row costs the copy of little more than the places of the rows, and
+// that of all rows once in a while.
 type leaf struct {
 	epoch     uint64 // the writer may change the leaf while its own epoch is the same
-	prefix    int    // length of what all keys have in common, perhaps less
-	rows      []row
-	keys      []byte           // an arena, in no order
-	hints     [leafRows]uint32 // the first 4 bytes of each key after prefix: most steps of a search need no more
-	leases    []int64          // nil if all are 0
-	ownLeases bool             // leases are not shared with an older leaf
+	total     sum    // of all rows
+	prefix    uint32 // length of what all keys have in common, perhaps less
+	rows      uint8  // how many
+	shared    uint8  // slots below it are seen by older leaves, those from it on by none
+	ownHints  bool   // hints are not shared with an older leaf
+	ownLeases bool   // leases are not shared with an older leaf
+	at        [leafRows]uint8
+	hints     *[leafRows]uint32 // the first 4 bytes of each key after prefix: most steps of a search need no more
+	slots     []row             // an arena: row i is the one at[i]; those that no row names are older
+	keys      []byte            // an arena, in no order
+	leases    []int64           // nil if all are 0
 	hist      history
+}
+
+// len returns the number of rows.
+func (l *leaf) len() int { return int(l.rows) }
+
+// row returns row i, to be read only.
+func (l *leaf) row(i int) *row { return &l.slots[l.at[i]] }
+
+// change returns row i in a slot that no older leaf sees. The leaf is the
+// writer's own.
+func (l *leaf) change(i int) *row {
+	s := l.at[i]
+	if s < l.shared {
+		s = l.add(*l.row(i))
+		l.at[i] = s
+	}
+	return &l.slots[s]
+}
+
+// add puts a row into a slot.
+func (l *leaf) add(r row) (slot uint8) {
+	if len(l.slots) == cap(l.slots) {
+		l.repack(spareSlots(l.len()))
+	}
+	l.slots = append(l.slots, r)
+	return uint8(len(l.slots) - 1)
+}
+
+// spareSlots is how many slots a leaf of n rows has for changes when its slots
+// are packed: with a quarter, a change costs the copy of four rows beside its own.
+func spareSlots(n int) int { return max(4, n/4) }
+
+// repack moves the rows to slots that only this leaf has, with some to spare.
+func (l *leaf) repack(spare int) {
+	n := l.len()
+	slots := slices.Grow([]row(nil), n+spare)[:n]
+	for i := range n {
+		slots[i] = *l.row(i)
+		l.at[i] = uint8(i)
+	}
+	l.slots, l.shared = slots, 0
 }
 
 // key returns the key of row i.
 func (l *leaf) key(i int) []byte {
-	off := uint(l.rows[i].key)
+	off := uint(l.row(i).key)
 	n := uint64(l.keys[off])
 	if n < 0x80 {
 		off++
@@ -68,7 +116,7 @@ func (l *leaf) lease(i int) int64 {
 
 // item returns the newest revision of row i, which is live.
 func (l *leaf) item(i int) Item {
-	r := &l.rows[i]
+	r := l.row(i)
 	return Item{
 		Key: l.key(i), Create: r.create, Mod: Revision{r.mod, int64(r.sub)}, Version: r.version,
 		Lease: l.lease(i), Size: r.size, Ref: r.ref,
@@ -78,7 +126,7 @@ func (l *leaf) item(i int) Item {
 // itemAt returns the newest revision of row i that is not newer than bound,
 // unless it is a tombstone or missing.
 func (l *leaf) itemAt(i int, bound Revision) (Item, bool) {
-	r := &l.rows[i]
+	r := l.row(i)
 	if r.rev().Compare(bound) <= 0 {
 		if !r.live() {
 			return Item{}, false
@@ -95,16 +143,16 @@ func (l *leaf) itemAt(i int, bound Revision) (Item, bool) {
 // search returns the first row whose key is not less than key, and whether it
 // is equal.
 func (l *leaf) search(key []byte) (int, bool) {
-	if len(l.rows) == 0 {
+	if l.rows == 0 {
 		return 0, false
 	}
-	p, lo := l.prefix, 0
+	p, lo := int(l.prefix), 0
 	if len(key) >= p {
 		// Assume that key begins like the others. When it is found, that has
 		// spared a look at a distant part of the memory.
 		rest := key[p:]
 		want := leafHint(rest)
-		for hi := len(l.rows); lo < hi; {
+		for hi := l.len(); lo < hi; {
 			mid := int(uint(lo+hi) >> 1)
 			if have := l.hints[mid]; have < want {
 				lo = mid + 1
@@ -122,7 +170,7 @@ func (l *leaf) search(key []byte) (int, bool) {
 	if c := bytes.Compare(key[:min(p, len(key))], l.key(0)[:p]); c < 0 {
 		return 0, false
 	} else if c > 0 {
-		return len(l.rows), false
+		return l.len(), false
 	}
 	return lo, false
 }
@@ -131,7 +179,7 @@ func leafHint(rest []byte) uint32 { return uint32(hint(rest) >> 32) }
 
 // full reports whether the leaf must be split before a key is added.
 func (l *leaf) full(key []byte) bool {
-	n := len(l.rows)
+	n := l.len()
 	return n >= leafRows || n >= 2 && len(l.keys)+len(key) > leafKeyBytes
 }
 
@@ -141,25 +189,29 @@ func (l *leaf) own(epoch uint64) *leaf {
 		return l
 	}
 	c := *l
-	c.epoch, c.ownLeases = epoch, false
-	c.rows = append([]row(nil), l.rows...)
+	c.epoch, c.shared = epoch, uint8(len(l.slots))
+	c.ownHints, c.ownLeases = false, false
 	return &c
 }
 
-// room returns a capacity for n rows that leaves some to grow.
+// room returns a capacity for n leases that leaves some to grow.
 func room(n int) int { return min((n+7)&^7, max(leafRows, n)) }
 
 // insert adds a row at i, where search put the key.
 func (l *leaf) insert(i int, key []byte, r row, lease int64) {
 	r.key = l.addKey(key)
-	n := len(l.rows)
-	if n == cap(l.rows) {
-		l.rows = append(make([]row, 0, room(n+1)), l.rows...)
+	n := l.len()
+	slot := l.add(r)
+	copy(l.at[i+1:], l.at[i:n])
+	l.at[i] = slot
+	l.rows++
+	if !l.ownHints {
+		hints := *l.hints
+		l.hints, l.ownHints = &hints, true
 	}
-	l.rows = slices.Insert(l.rows, i, r)
 	copy(l.hints[i+1:], l.hints[i:n])
-	if p := l.common(key); p < l.prefix || n == 0 {
-		l.prefix = p
+	if p := l.common(key); p < int(l.prefix) || n == 0 {
+		l.prefix = uint32(p)
 		l.fillHints()
 	} else {
 		l.hints[i] = leafHint(key[l.prefix:])
@@ -178,12 +230,12 @@ func (l *leaf) insert(i int, key []byte, r row, lease int64) {
 // common returns how much of prefix a key has in common with the others; a
 // single row has nothing in common yet.
 func (l *leaf) common(key []byte) int {
-	if len(l.rows) == 1 {
+	if l.rows == 1 {
 		return len(key)
 	}
 	other := l.key(0)
 	if bytes.Equal(other, key) {
-		other = l.key(len(l.rows) - 1)
+		other = l.key(l.len() - 1)
 	}
 	return commonPrefix(key, other)
 }
@@ -204,7 +256,7 @@ func (l *leaf) addKey(key []byte) uint32 {
 
 // fillHints fills hints for the present prefix.
 func (l *leaf) fillHints() {
-	for i := range l.rows {
+	for i := range l.len() {
 		l.hints[i] = leafHint(l.key(i)[l.prefix:])
 	}
 }
@@ -215,16 +267,30 @@ func (l *leaf) setLease(i int, lease int64) {
 		return
 	}
 	if !l.ownLeases {
-		leases := make([]int64, len(l.rows))
+		leases := make([]int64, l.len())
 		copy(leases, l.leases)
 		l.leases, l.ownLeases = leases, true
 	}
 	l.leases[i] = lease
 }
 
-// sumRow returns what row i adds to the sum of its leaf, but for prune.
+// historyBytes returns the encoded size of what is not live in rows [lo, hi). It
+// visits their whole history.
+func (l *leaf) historyBytes(lo, hi int) (n int64) {
+	for i := lo; i < hi; i++ {
+		r := l.row(i)
+		if !r.live() {
+			n += int64(r.size)
+		}
+		n += l.hist.size(r.hist)
+	}
+	return n
+}
+
+// sumRow returns what row i adds to the sum of its leaf, but for historyBytes and
+// prune.
 func (l *leaf) sumRow(i int) sum {
-	r := &l.rows[i]
+	r := l.row(i)
 	s := noSum()
 	s.history = l.hist.len(r.hist)
 	if r.live() {
@@ -238,7 +304,7 @@ func (l *leaf) sumRow(i int) sum {
 // pruneAt returns the lowest revision at which a compaction removes a revision
 // of row i.
 func (l *leaf) pruneAt(i int) int64 {
-	r := &l.rows[i]
+	r := l.row(i)
 	if r.hist == 0 {
 		if r.live() {
 			return maxRevision
@@ -256,10 +322,12 @@ func (l *leaf) pruneAt(i int) int64 {
 	return superseded
 }
 
-// sum returns the exact sum.
-func (l *leaf) sum() sum {
+// sum returns the exact sum. Its historyBytes are given, for a change knows them
+// without a visit to the history.
+func (l *leaf) sum(historyBytes int64) sum {
 	s := noSum()
-	for i := range l.rows {
+	s.historyBytes = historyBytes
+	for i := range l.len() {
 		s.add(l.sumRow(i))
 		s.prune = min(s.prune, l.pruneAt(i))
 	}
@@ -270,9 +338,11 @@ func (l *leaf) sum() sum {
 // r.hist must be a place in l.hist already.
 func (l *leaf) push(key []byte, r row, lease int64) {
 	r.key = l.addKey(key)
-	l.rows = append(l.rows, r)
+	l.at[l.rows] = uint8(len(l.slots))
+	l.slots = append(l.slots, r)
+	l.rows++
 	if lease != 0 && l.leases == nil {
-		l.leases = make([]int64, len(l.rows)-1, leafRows)
+		l.leases = make([]int64, l.len()-1, leafRows)
 	}
 	if l.leases != nil {
 		l.leases = append(l.leases, lease)
@@ -282,12 +352,12 @@ func (l *leaf) push(key []byte, r row, lease int64) {
 // seal ends a series of pushes: it gives unused memory back and fills prefix
 // and hints.
 func (l *leaf) seal() {
-	l.rows, l.leases, l.keys = clip(l.rows), clip(l.leases), clip(l.keys)
+	l.slots, l.leases, l.keys = clip(l.slots), clip(l.leases), clip(l.keys)
 	l.hist.tail = clip(l.hist.tail)
 	l.ownLeases = l.leases != nil
 	l.prefix = 0
-	if n := len(l.rows); n > 0 {
-		l.prefix = commonPrefix(l.key(0), l.key(n-1))
+	if n := l.len(); n > 0 {
+		l.prefix = uint32(commonPrefix(l.key(0), l.key(n-1)))
 	}
 	l.fillHints()
 }
@@ -302,7 +372,7 @@ func clip[T any](s []T) []T {
 
 // newLeaf returns an empty leaf with room for rows and keyBytes.
 func newLeaf(epoch uint64, rows, keyBytes int) *leaf {
-	return &leaf{epoch: epoch, rows: make([]row, 0, rows), keys: make([]byte, 0, keyBytes)}
+	return &leaf{epoch: epoch, total: noSum(), hints: new([leafRows]uint32), ownHints: true, slots: make([]row, 0, rows), keys: make([]byte, 0, keyBytes)}
 }
 
 // part returns rows [lo, hi) as a leaf of its own. With keep it goes on with
@@ -319,7 +389,7 @@ func (l *leaf) part(epoch uint64, lo, hi int, keep bool) *leaf {
 	}
 	var entries []entry
 	for i := lo; i < hi; i++ {
-		r := l.rows[i]
+		r := *l.row(i)
 		if !keep && r.hist != 0 {
 			entries = l.hist.list(r.hist, entries[:0])
 			r.hist = p.hist.pushAll(entries)
@@ -340,30 +410,43 @@ func (l *leaf) sealKeeping(keep bool) {
 	}
 }
 
-// split divides l before row m.
+// split divides l before row m. Only the shorter of the two histories is visited,
+// which has to be copied anyway.
 func (l *leaf) split(epoch uint64, m int) (left, right *leaf) {
-	var low, high int64
-	for i := range l.rows {
-		if n := l.hist.len(l.rows[i].hist); i < m {
+	var low, high, lowBytes, highBytes int64
+	for i := range l.len() {
+		if n := l.hist.len(l.row(i).hist); i < m {
 			low += n
 		} else {
 			high += n
 		}
 	}
-	return l.part(epoch, 0, m, low >= high), l.part(epoch, m, len(l.rows), low < high)
+	if low < high {
+		lowBytes = l.historyBytes(0, m)
+		highBytes = l.total.historyBytes - lowBytes
+	} else {
+		highBytes = l.historyBytes(m, l.len())
+		lowBytes = l.total.historyBytes - highBytes
+	}
+	left, right = l.part(epoch, 0, m, low >= high), l.part(epoch, m, l.len(), low < high)
+	left.total, right.total = left.sum(lowBytes), right.sum(highBytes)
+	return left, right
 }
 
 // join returns the rows of l and then those of r in one leaf.
 func (l *leaf) join(epoch uint64, r *leaf) *leaf {
-	j := newLeaf(epoch, len(l.rows)+len(r.rows), len(l.keys)+len(r.keys))
+	j := newLeaf(epoch, l.len()+r.len(), len(l.keys)+len(r.keys))
 	var entries []entry
 	for _, src := range []*leaf{l, r} {
-		for i, row := range src.rows {
+		for i := range src.len() {
+			row := *src.row(i)
 			entries = src.hist.list(row.hist, entries[:0])
 			row.hist = j.hist.pushAll(entries)
 			j.push(src.key(i), row, src.lease(i))
 		}
 	}
 	j.seal()
+	j.total = l.total
+	j.total.add(r.total)
 	return j
 }

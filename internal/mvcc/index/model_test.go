@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -389,10 +390,49 @@ func (d *driver) read(r Root, m *model, at int64) {
 	if n, size := r.Count(key, end); n != int64(len(want)) || size != bytes {
 		d.t.Fatalf("count [%q, %q): %d keys of %d bytes, want %d of %d", key, end, n, size, len(want), bytes)
 	}
+	d.measure(r, m, key, end)
 	d.coverage[fmt.Sprintf("read some=%v", len(want) > 0)]++
 	got, ok := r.Get(key, at)
 	if it, live := m.get(string(key), at); ok != live || !sameItem(got, it) {
 		d.t.Fatalf("get %q at %d: %+v %v, want %+v %v", key, at, got, ok, it, live)
+	}
+}
+
+// measure compares what a range holds, history included, in whole and key by key.
+func (d *driver) measure(r Root, m *model, key, end []byte) {
+	var want Measure
+	var rows, wantRows []string
+	for _, rec := range m.records() {
+		if !inRange(string(rec.Key), key, end) {
+			continue
+		}
+		var one Measure
+		for i, v := range rec.Revs {
+			if i == len(rec.Revs)-1 && !v.Tombstone {
+				one.Keys, one.Bytes = 1, int64(v.Size)
+				continue
+			}
+			one.History++
+			one.HistoryBytes += int64(v.Size)
+		}
+		want.Add(one)
+		wantRows = append(wantRows, fmt.Sprintf("%q %v", rec.Key, one))
+	}
+	if got := r.Measure(key, end); got != want {
+		d.t.Fatalf("measure [%q, %q): %+v, want %+v", key, end, got, want)
+	}
+	if len(end) == 0 {
+		return
+	}
+	r.Rows(key, end, func(k []byte, m Measure) bool {
+		rows = append(rows, fmt.Sprintf("%q %v", k, m))
+		return true
+	})
+	if !slices.Equal(rows, wantRows) {
+		d.t.Fatalf("rows of [%q, %q):\n%v\nwant:\n%v", key, end, rows, wantRows)
+	}
+	if first, ok := r.First(key, end); ok != (len(rows) > 0) || ok && !strings.HasPrefix(rows[0], fmt.Sprintf("%q ", first)) {
+		d.t.Fatalf("first of [%q, %q): %q %v, want %v", key, end, first, ok, rows)
 	}
 }
 

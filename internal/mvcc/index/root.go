@@ -67,7 +67,7 @@ func (n *inner) lookup(key []byte) (*leaf, int) {
 	for n.height > 1 {
 		n = n.kids[n.find(key)].inner
 	}
-	l := n.kids[n.find(key)].leaf
+	l := n.leaves[n.find(key)]
 	i, found := l.search(key)
 	if !found {
 		return nil, 0
@@ -95,7 +95,7 @@ func (r Root) Ascend(key, end []byte, at int64, fn func(Item) bool) {
 	if r.present(at) {
 		r.top.leavesIn(key, hi, true, func(l *leaf, from, to int) bool {
 			for i := from; i < to; i++ {
-				if l.rows[i].live() && !fn(l.item(i)) {
+				if l.row(i).live() && !fn(l.item(i)) {
 					return false
 				}
 			}
@@ -135,7 +135,7 @@ func (n *inner) leavesIn(lo, hi []byte, live bool, fn func(l *leaf, from, to int
 		if i+1 < n.len() && hi != nil && bytes.Compare(n.seps.at(i+1), hi) <= 0 {
 			kidHi = nil
 		}
-		if live && n.kids[i].live == 0 {
+		if live && n.sumOf(i).live == 0 {
 			continue
 		}
 		if n.height > 1 {
@@ -144,8 +144,8 @@ func (n *inner) leavesIn(lo, hi []byte, live bool, fn func(l *leaf, from, to int
 			}
 			continue
 		}
-		l := n.kids[i].leaf
-		from, to := 0, len(l.rows)
+		l := n.leaves[i]
+		from, to := 0, l.len()
 		if len(kidLo) > 0 {
 			from, _ = l.search(kidLo)
 		}
@@ -191,17 +191,18 @@ func (n *inner) below(key []byte) sum {
 	for n.len() > 0 {
 		k := n.find(key)
 		for i := range k {
-			s.live += n.kids[i].live
-			s.bytes += n.kids[i].bytes
+			kid := n.sumOf(i)
+			s.live += kid.live
+			s.bytes += kid.bytes
 		}
 		if n.height > 1 {
 			n = n.kids[k].inner
 			continue
 		}
-		l := n.kids[k].leaf
+		l := n.leaves[k]
 		to, _ := l.search(key)
 		for i := range to {
-			if r := &l.rows[i]; r.live() {
+			if r := l.row(i); r.live() {
 				s.live++
 				s.bytes += int64(r.size)
 			}
@@ -246,7 +247,7 @@ func (r Root) Walk(from []byte, fn func(*Record) bool) {
 	var entries []entry
 	r.top.leavesIn(from, nil, false, func(l *leaf, from, to int) bool {
 		for i := from; i < to; i++ {
-			row := &l.rows[i]
+			row := l.row(i)
 			rec.Key, rec.Lease, rec.Ref = l.key(i), l.lease(i), row.ref
 			rec.Revs = rec.Revs[:0]
 			entries = l.hist.list(row.hist, entries[:0])

@@ -35,8 +35,8 @@ func (t *Tree) Find(key []byte) (p Place, it Item, ok bool) {
 		p.kids[n.height] = uint16(n.find(key))
 	}
 	p.kids[1] = uint16(n.find(key))
-	l := n.kids[p.kids[1]].leaf
-	if p.row, p.found = l.search(key); p.found && l.rows[p.row].live() {
+	l := n.leaves[p.kids[1]]
+	if p.row, p.found = l.search(key); p.found && l.row(p.row).live() {
 		return p, l.item(p.row), true
 	}
 	return p, Item{}, false
@@ -101,10 +101,10 @@ func (t *Tree) Delete(key []byte, rev Revision, tombstoneSize uint32) (prev Item
 // nothing and returns false if that revision is not mod.
 func (t *Tree) SetRef(key []byte, mod Revision, ref ValueRef) bool {
 	l, i := t.top.lookup(key)
-	if l == nil || !l.rows[i].live() || l.rows[i].rev() != mod {
+	if l == nil || !l.row(i).live() || l.row(i).rev() != mod {
 		return false
 	}
-	if l.rows[i].ref == ref {
+	if l.row(i).ref == ref {
 		return true
 	}
 	t.changes++
@@ -117,8 +117,8 @@ func (t *Tree) SetRef(key []byte, mod Revision, ref ValueRef) bool {
 	}
 	k := n.find(key)
 	l = l.own(t.epoch)
-	n.kids[k].leaf = l
-	l.rows[i].ref = ref
+	n.leaves[k] = l
+	l.change(i).ref = ref
 	return true
 }
 
@@ -133,8 +133,8 @@ func (t *Tree) run(c *change) (prev Item, existed bool) {
 	t.top = t.top.own(t.epoch)
 	if right, sep := t.apply(t.top, c); right != nil {
 		top := newInner(t.epoch, t.top.height+1)
-		top.push(nil, child{sum: t.top.sum(), inner: t.top})
-		top.push(sep, child{sum: right.sum(), inner: right})
+		top.insert(0, nil, t.top)
+		top.insert(1, sep, right)
 		t.top = top
 	}
 	t.newest = max(t.newest, c.rev.Main)
@@ -150,7 +150,7 @@ func (t *Tree) apply(n *inner, c *change) (right *inner, sep []byte) {
 		n.kids[i].inner = kid
 		if r, s := t.apply(kid, c); r != nil {
 			n.kids[i].sum = kid.sum()
-			n.insert(i+1, s, child{sum: r.sum(), inner: r})
+			n.insert(i+1, s, r)
 		} else {
 			n.kids[i].add(c.delta)
 		}
@@ -170,40 +170,40 @@ func (t *Tree) apply(n *inner, c *change) (right *inner, sep []byte) {
 // applyLeaf runs c in child i of n, which is of height 1.
 func (t *Tree) applyLeaf(n *inner, i int, c *change) {
 	if n.len() == 0 {
-		n.push(nil, child{sum: noSum(), leaf: newLeaf(t.epoch, 1, len(c.key)+1)})
+		n.insertLeaf(0, nil, newLeaf(t.epoch, 1, len(c.key)+1))
 	}
-	l := n.kids[i].leaf
+	l := n.leaves[i]
 	at := c.place.row
 	if c.place.found {
 		l = l.own(t.epoch)
 		l.update(at, c)
-		n.kids[i].leaf = l
-		n.kids[i].add(c.delta)
+		l.total.add(c.delta)
+		n.leaves[i] = l
 		return
 	}
 	if l.full(c.key) {
 		i, at = t.splitLeaf(n, i, at, c.key)
 	}
-	l = n.kids[i].leaf.own(t.epoch)
-	n.kids[i].leaf = l
+	l = n.leaves[i].own(t.epoch)
+	n.leaves[i] = l
 	l.insert(at, c.key, row{create: c.rev.Main, mod: c.rev.Main, version: 1, ref: c.ref, sub: uint32(c.rev.Sub), size: c.size}, c.lease)
 	c.delta = noSum()
 	c.delta.live, c.delta.bytes = 1, int64(c.size)
-	n.kids[i].add(c.delta)
+	l.total.add(c.delta)
 }
 
 // splitLeaf divides child i of n before a key is inserted as its row at, and
 // returns the child and the row where it goes now.
 func (t *Tree) splitLeaf(n *inner, i, at int, key []byte) (int, int) {
-	l := n.kids[i].leaf
-	m := len(l.rows) / 2
-	if at == len(l.rows) {
+	l := n.leaves[i]
+	m := l.len() / 2
+	if at == l.len() {
 		m = at - 1 // keys arrive in order: leave full leaves behind
 	}
 	left, right := l.split(t.epoch, m)
 	sep := separator(left.key(m-1), right.key(0))
-	n.kids[i] = child{sum: left.sum(), leaf: left}
-	n.insert(i+1, sep, child{sum: right.sum(), leaf: right})
+	n.leaves[i] = left
+	n.insertLeaf(i+1, sep, right)
 	if bytes.Compare(key, sep) >= 0 {
 		return i + 1, at - m
 	}
@@ -212,18 +212,18 @@ func (t *Tree) splitLeaf(n *inner, i, at int, key []byte) (int, int) {
 
 // update makes c the newest revision of row i.
 func (l *leaf) update(i int, c *change) {
-	r := &l.rows[i]
+	r := l.change(i)
 	if r.rev().Compare(c.rev) >= 0 {
 		broken("key %q written at %v after %v", c.key, c.rev, r.rev())
 	}
 	c.delta = noSum()
-	c.delta.history, c.delta.prune = 1, c.rev.Main
+	c.delta.history, c.delta.historyBytes, c.delta.prune = 1, int64(r.size), c.rev.Main
 	old := r.entry()
 	if r.live() {
 		c.prev, c.existed = l.item(i), true
 		c.delta.live, c.delta.bytes = -1, -int64(r.size)
 	} else {
-		c.delta.history = 0 // it counted before already
+		c.delta.history, c.delta.historyBytes = 0, 0 // it counted before already
 	}
 	r.hist = l.hist.push(&old, r.hist)
 	create, version := r.create, r.version+1
@@ -237,6 +237,7 @@ func (l *leaf) update(i int, c *change) {
 		c.delta.bytes += int64(c.size)
 	} else {
 		c.delta.history++
+		c.delta.historyBytes += int64(c.size)
 	}
 	l.setLease(i, c.lease)
 }

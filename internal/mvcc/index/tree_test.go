@@ -93,8 +93,8 @@ func TestLargeKeys(t *testing.T) {
 		}
 	}
 	r.top.leavesIn(nil, nil, false, func(l *leaf, _, _ int) bool {
-		if len(l.rows) > 2 && len(l.keys) > leafKeyBytes+40_010 {
-			t.Fatalf("leaf of %d rows and %d bytes of keys", len(l.rows), len(l.keys))
+		if l.len() > 2 && len(l.keys) > leafKeyBytes+40_010 {
+			t.Fatalf("leaf of %d rows and %d bytes of keys", l.len(), len(l.keys))
 		}
 		return true
 	})

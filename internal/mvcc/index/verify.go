@@ -3,6 +3,7 @@ package index
 import (
 	"bytes"
 	"fmt"
+	"math"
 )
 
 // Verify checks every node against the invariants of the package and returns
@@ -49,7 +50,7 @@ func (v *verifier) inner(n *inner, lo, hi []byte) error {
 		if err != nil {
 			return err
 		}
-		if have := n.kids[i].sum; have.live != want.live || have.bytes != want.bytes || have.history != want.history || have.prune > want.prune {
+		if have := *n.sumOf(i); have.live != want.live || have.bytes != want.bytes || have.history != want.history || have.historyBytes != want.historyBytes || have.prune > want.prune {
 			return fmt.Errorf("child at %q of height %d: sum %+v, want %+v", from, n.height-1, have, want)
 		}
 	}
@@ -58,8 +59,8 @@ func (v *verifier) inner(n *inner, lo, hi []byte) error {
 
 func (v *verifier) child(n *inner, i int, lo, hi []byte) (sum, error) {
 	if n.height == 1 {
-		l := n.kids[i].leaf
-		return l.sum(), v.leaf(l, lo, hi)
+		l := n.leaves[i]
+		return l.sum(l.historyBytes(0, l.len())), v.leaf(l, lo, hi)
 	}
 	kid := n.kids[i].inner
 	if kid.height != n.height-1 || kid.len() == 0 {
@@ -69,11 +70,19 @@ func (v *verifier) child(n *inner, i int, lo, hi []byte) (sum, error) {
 }
 
 func (v *verifier) leaf(l *leaf, lo, hi []byte) error {
-	n := len(l.rows)
+	n := l.len()
 	if n == 0 || n > leafRows || l.leases != nil && len(l.leases) != n {
 		return fmt.Errorf("leaf at %q: %d rows, %d leases", lo, n, len(l.leases))
 	}
+	if len(l.slots) > math.MaxUint8 || int(l.shared) > len(l.slots) {
+		return fmt.Errorf("leaf at %q: %d slots, %d of them shared", lo, len(l.slots), l.shared)
+	}
+	var taken [math.MaxUint8 + 1]bool
 	for i := range n {
+		if s := l.at[i]; int(s) >= len(l.slots) || taken[s] {
+			return fmt.Errorf("leaf at %q: row %d in slot %d of %d is not there, or another's too", lo, i, s, len(l.slots))
+		}
+		taken[l.at[i]] = true
 		key := l.key(i)
 		if i > 0 && bytes.Compare(l.key(i-1), key) >= 0 {
 			return fmt.Errorf("key %q before key %q", l.key(i-1), key)
@@ -81,10 +90,10 @@ func (v *verifier) leaf(l *leaf, lo, hi []byte) error {
 		if lo != nil && bytes.Compare(key, lo) < 0 || hi != nil && bytes.Compare(key, hi) >= 0 {
 			return fmt.Errorf("key %q outside of [%q, %q)", key, lo, hi)
 		}
-		if len(key) < l.prefix || !bytes.Equal(key[:l.prefix], l.key(0)[:l.prefix]) || l.hints[i] != leafHint(key[l.prefix:]) {
+		if len(key) < int(l.prefix) || !bytes.Equal(key[:l.prefix], l.key(0)[:l.prefix]) || l.hints[i] != leafHint(key[l.prefix:]) {
 			return fmt.Errorf("key %q: prefix %d, hint %x", key, l.prefix, l.hints[i])
 		}
-		r := &l.rows[i]
+		r := l.row(i)
 		if !r.live() && (r.create != 0 || r.ref != 0 || l.lease(i) != 0) {
 			return fmt.Errorf("tombstone of key %q: %+v, lease %d", key, *r, l.lease(i))
 		}
