@@ -13,6 +13,7 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/engram-kv/engram/bench/api"
 	"github.com/engram-kv/engram/internal/command"
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/mvcc"
@@ -98,10 +99,10 @@ func openApplier(parent string) (_ *applier, err error) {
 	if err != nil {
 		return nil, err
 	}
-	value := load.Value(smallValue)
+	value := api.Value(smallValue)
 	for i := range distinctKeys {
 		binary.BigEndian.PutUint64(value, uint64(i))
-		put := load.AppendPut(nil, load.Key(i), value)
+		put := api.AppendPut(nil, load.Key(i), value, 0)
 		data, err := command.AppendRequest(nil, command.KindPut, command.Header{ID: uint64(i)<<8 | 1}, put)
 		if err != nil {
 			return nil, err

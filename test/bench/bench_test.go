@@ -13,7 +13,7 @@ import (
 // tinySizes make every scenario run through in a moment.
 var tinySizes = sizes{
 	rounds: 1, keys: 2_000, valueBytes: 1024, someKeys: 12_000, revisions: 4_000,
-	window: 100 * time.Millisecond, settle: 0, watchers: 20, leases: 200, clusterBytes: 2 << 20,
+	window: 100 * time.Millisecond, settle: 0, watchers: 20, leases: 200, storeBytes: 2 << 20,
 }
 
 // TestScenarios runs every scenario through at tiny sizes against Engram, and lists against etcd too, where that can be

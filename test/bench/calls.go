@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"github.com/engram-kv/engram/bench/api"
 	"github.com/engram-kv/engram/test/bench/internal/load"
 	"github.com/engram-kv/engram/test/bench/internal/member"
 )
@@ -100,8 +101,8 @@ func puts(e *env) func(*load.Source) (string, []byte) { return load.RandomPut(e.
 func gets(serializable bool) func(*env) func(*load.Source) (string, []byte) {
 	return func(e *env) func(*load.Source) (string, []byte) {
 		return func(s *load.Source) (string, []byte) {
-			s.Buf = load.AppendRange(s.Buf[:0], load.Key(s.Rand.IntN(e.someKeys)), load.RangeOptions{Serializable: serializable})
-			return load.Range, s.Buf
+			s.Buf = api.AppendRange(s.Buf[:0], load.Key(s.Rand.IntN(e.someKeys)), api.RangeOptions{Serializable: serializable})
+			return api.Range, s.Buf
 		}
 	}
 }
@@ -109,30 +110,30 @@ func gets(serializable bool) func(*env) func(*load.Source) (string, []byte) {
 // updates gives each stream a key of its own, which it first puts and then updates as Kubernetes does; State is the key's
 // mod revision.
 func updates(e *env) func(*load.Source) (string, []byte) {
-	value := load.Value(smallValue)
+	value := api.Value(smallValue)
 	apart := max(1, e.someKeys/(callConns*callStreams))
 	return func(s *load.Source) (string, []byte) {
 		key := load.Key(s.ID * apart)
 		if s.State == 0 {
-			s.Buf = load.AppendPut(s.Buf[:0], key, value)
-			return load.Put, s.Buf
+			s.Buf = api.AppendPut(s.Buf[:0], key, value, 0)
+			return api.Put, s.Buf
 		}
-		s.Buf = load.AppendUpdate(s.Buf[:0], key, value, s.State)
-		return load.Txn, s.Buf
+		s.Buf = api.AppendUpdate(s.Buf[:0], key, value, 0, s.State)
+		return api.Txn, s.Buf
 	}
 }
 
 func updated(s *load.Source, answer []byte) (err error) {
 	if s.State != 0 {
-		ok, err := load.Succeeded(answer)
+		t, err := api.TxnOf(answer)
 		if err != nil {
 			return err
 		}
-		if !ok {
+		if !t.Succeeded {
 			return fmt.Errorf("update of stream %d's own key at revision %d did not succeed", s.ID, s.State)
 		}
 	}
-	s.State, err = load.Revision(answer)
+	s.State, err = api.Revision(answer)
 	return err
 }
 
@@ -142,8 +143,8 @@ func list(n int64) func(*env) func(*load.Source) (string, []byte) {
 		end := load.KeysEnd()
 		return func(s *load.Source) (string, []byte) {
 			from := load.Key(s.Rand.IntN(e.someKeys / 10))
-			s.Buf = load.AppendRange(s.Buf[:0], from, load.RangeOptions{End: end, Limit: n})
-			return load.Range, s.Buf
+			s.Buf = api.AppendRange(s.Buf[:0], from, api.RangeOptions{End: end, Limit: n})
+			return api.Range, s.Buf
 		}
 	}
 }

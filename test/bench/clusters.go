@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/engram-kv/engram/bench/api"
 	"github.com/engram-kv/engram/test/bench/internal/load"
 	"github.com/engram-kv/engram/test/bench/internal/member"
 	"github.com/engram-kv/engram/test/internal/cluster"
@@ -20,6 +21,7 @@ const (
 	failovers       = 3 // in each round
 	probeEvery      = 2 * time.Millisecond
 	clusterWithin   = 10 * time.Minute // what is waited for in a cluster
+	catchingUp      = "catching up"
 )
 
 // clusterEnv is what a scenario of a cluster sees.
@@ -92,18 +94,12 @@ var failover = scenario{
 
 // catchUp is how long an empty member takes to catch up, and what puts feel of it.
 var catchUp = scenario{
-	name:  "catchup",
-	about: fmt.Sprintf("an empty learner joins 3 members that hold -size bytes, beside puts at %d/s, open loop", steadyPuts),
-	figures: []figure{
-		{name: "catching up", unit: "ms", ratio: 1.0 / 3, sized: true},
-		{name: "put p99, quiet", unit: "ms"},
-		{name: "put p99, catching up", unit: "ms"},
-		{name: "catching up by quiet", unit: "ratio", target: 2, sized: true},
-		{name: "generator late p99", unit: "ms"},
-	},
+	name:    "catchup",
+	about:   fmt.Sprintf("an empty learner joins 3 members that hold -size bytes, beside puts at %d/s, open loop", steadyPuts),
+	figures: append([]figure{{name: catchingUp, unit: "ms", ratio: 1.0 / 3, sized: true}}, besideFigures(catchingUp, true)...),
 	prepareCluster: func(e *clusterEnv) error {
 		return e.with(votersOfCluster, func(c member.Conns) error {
-			return load.Fill(c, int(e.clusterBytes)/e.valueBytes, e.valueBytes)
+			return load.Fill(c, int(e.storeBytes)/e.valueBytes, e.valueBytes)
 		})
 	},
 	measureCluster: func(e *clusterEnv) (out sample, err error) {
@@ -132,7 +128,7 @@ func (b *bench) runCluster(s scenario) (_ map[string][]sample, err error) {
 		}
 		e := &clusterEnv{sizes: b.sizes, b: b, program: cluster.Program{Name: sys.name, Path: sys.program}, Cluster: cluster.New(b.dir + "/" + s.name + "-" + sys.name)}
 		e.Flags = append(e.Flags, fmt.Sprintf("--quota-backend-bytes=%d", int64(8<<30)))
-		if e.clusterBytes < fullSizes.clusterBytes { // or a small store would come as log entries
+		if e.storeBytes < fullSizes.storeBytes { // or a small store would come as log entries
 			e.Flags = append(e.Flags, "--snapshot-count=100", "--snapshot-catchup-entries=50")
 		}
 		envs = append(envs, e)
@@ -167,24 +163,17 @@ func (b *bench) runCluster(s scenario) (_ map[string][]sample, err error) {
 
 // atRest waits until no cluster works in the background, as settle does for members.
 func atRest(envs []*clusterEnv, within time.Duration) error {
-	const look, atRest = 500 * time.Millisecond, 60 * time.Millisecond // heartbeats of three members go on
-	var last time.Duration
-	for began := time.Now(); time.Since(began) < within; {
-		var now time.Duration
+	const quiet = 60 * time.Millisecond // heartbeats of three members go on
+	return member.Settle(func() (sum time.Duration, err error) {
 		for _, e := range envs {
 			cpu, err := e.cpu()
 			if err != nil {
-				return err
+				return 0, err
 			}
-			now += cpu
+			sum += cpu
 		}
-		if now-last <= time.Duration(len(envs))*atRest {
-			return nil
-		}
-		last = now
-		time.Sleep(look) // what is waited for is that nothing happens
-	}
-	return nil
+		return sum, nil
+	}, time.Duration(len(envs))*quiet, within)
 }
 
 // cpu is what the members have spent together.
@@ -246,13 +235,13 @@ func (e *clusterEnv) killLeader() (took time.Duration, err error) {
 		first atomic.Int64 // nanoseconds
 		once  sync.Once
 		done  = make(chan struct{})
-		put   = load.AppendPut(nil, load.Key(0), load.Value(smallValue))
+		put   = api.AppendPut(nil, load.Key(0), api.Value(smallValue), 0)
 		tick  = time.NewTicker(probeEvery)
 	)
 	defer tick.Stop()
 	for waiting := true; waiting; {
 		for _, c := range conns {
-			c.Call(load.Put, put, func(_ []byte, err error) {
+			c.Call(api.Put, put, func(_ []byte, err error) {
 				if err == nil {
 					once.Do(func() { first.Store(int64(time.Since(began))); close(done) })
 				}
@@ -275,44 +264,28 @@ func (e *clusterEnv) killLeader() (took time.Duration, err error) {
 }
 
 func (e *clusterEnv) joinBesidePuts(c member.Conns) (sample, error) {
-	var (
-		mu    sync.Mutex
-		timed []timedPut
-		late  load.Histogram
-		ended = make(chan error, 1)
-	)
-	ctx, stop := context.WithTimeout(context.Background(), clusterWithin)
+	ctx, stop := context.WithTimeout(context.Background(), workWithin)
 	defer stop()
-	began := time.Now()
-	go func() {
-		r, err := load.Open{
-			Conns: c, Rate: steadyPuts, Next: load.RandomPut(int(e.clusterBytes)/e.valueBytes, smallValue),
-			Done: func(due time.Time, latency time.Duration) {
-				mu.Lock()
-				defer mu.Unlock()
-				timed = append(timed, timedPut{due, latency})
-			},
-		}.Run(ctx)
-		late = r.Late
-		ended <- err
-	}()
-	time.Sleep(e.window) // the quiet part
-	joined := time.Now()
-	learner, err := e.join(ctx)
-	caught := time.Now()
-	time.Sleep(compactAtLeast - time.Since(joined)) // not at all, if that is past
-	over := time.Now()
-	stop()
-	if err := errors.Join(err, <-ended); err != nil {
+	var (
+		voters  []string
+		learner *cluster.Member
+		took    time.Duration
+	)
+	for _, m := range e.Serving() {
+		voters = append(voters, m.Endpoint())
+	}
+	out, err := beside{
+		conns: c, window: e.window, next: load.RandomPut(int(e.storeBytes)/e.valueBytes, smallValue), members: voters, cpu: e.cpu,
+	}.run(ctx, catchingUp, func(ctx context.Context) (err error) {
+		began := time.Now()
+		learner, err = e.join(ctx)
+		took = time.Since(began)
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
-	quiet, catching := p99(timed, began, joined), p99(timed, joined, over)
-	out := sample{
-		"catching up": millis(caught.Sub(joined)), "put p99, quiet": millis(quiet), "put p99, catching up": millis(catching),
-		"catching up by quiet": float64(catching) / float64(max(quiet, 1)), "generator late p99": millis(late.Quantile(0.99)),
-	}
-	ctx, stop = context.WithTimeout(context.Background(), clusterWithin)
-	defer stop()
+	out[catchingUp] = millis(took)
 	if _, err := e.CheckHash(ctx); err != nil {
 		return nil, err
 	}

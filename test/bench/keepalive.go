@@ -7,7 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/engram-kv/engram/test/bench/internal/h2"
+	"github.com/engram-kv/engram/bench/api"
+	"github.com/engram-kv/engram/bench/histogram"
 	"github.com/engram-kv/engram/test/bench/internal/load"
 	"github.com/engram-kv/engram/test/bench/internal/member"
 )
@@ -16,8 +17,6 @@ const (
 	aliveConns   = 10
 	aliveStreams = 10 // on each
 	aliveTTL     = 3600
-	// renewalsPerStream is when a stream gives way to a new one: what it sent must fit into its first window.
-	renewalsPerStream = 2000
 )
 
 // keepAlive is many streams that renew leases, each the next one once the last was answered.
@@ -46,14 +45,14 @@ var keepAlive = scenario{
 type renewing struct {
 	leases  int
 	until   time.Time
-	latency []load.Histogram // by connection; callbacks of one run one after another
+	latency []histogram.Histogram // by connection; callbacks of one run one after another
 	streams sync.WaitGroup
 	closing atomic.Bool
 	failed  chan error // capacity 1
 }
 
 func (e *env) renewAll(conns member.Conns) (sample, error) {
-	r := &renewing{leases: e.leases, latency: make([]load.Histogram, len(conns)), failed: make(chan error, 1)}
+	r := &renewing{leases: e.leases, latency: make([]histogram.Histogram, len(conns)), failed: make(chan error, 1)}
 	began := time.Now()
 	r.until = began.Add(e.window)
 	spent, err := e.spend("keepalive", func() error {
@@ -81,7 +80,7 @@ func (e *env) renewAll(conns member.Conns) (sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	var latency load.Histogram
+	var latency histogram.Histogram
 	for i := range r.latency {
 		latency.Merge(&r.latency[i])
 	}
@@ -92,30 +91,26 @@ func (e *env) renewAll(conns member.Conns) (sample, error) {
 }
 
 // open begins a stream that renews the leases from next on, one after another.
-func (r *renewing) open(c *h2.Conn, at, next int) {
+func (r *renewing) open(c *load.Conn, at, next int) {
 	id := func() int64 { return load.LeaseID(next % r.leases) }
-	var stream *h2.Stream
+	var stream *load.Stream
 	opened := make(chan struct{}) // an answer may come before Open has returned
-	sent, renewals := time.Now(), 0
-	stream = c.Open(load.KeepAlive, load.AppendLease(nil, id()), func(answer []byte) {
+	sent := time.Now()
+	stream = c.Open(api.KeepAlive, api.AppendLease(nil, id()), func(answer []byte) {
 		<-opened
 		now := time.Now()
 		r.latency[at].Add(now.Sub(sent))
-		if got, ttl, err := load.Renewed(answer); err != nil || got != id() || ttl != aliveTTL {
+		if got, ttl, err := api.Renewed(answer); err != nil || got != id() || ttl != aliveTTL {
 			r.fail(fmt.Errorf("lease %d was renewed as %d for %d s: %w", id(), got, ttl, err))
 			return
 		}
 		next++
-		renewals++
-		switch {
-		case !now.Before(r.until):
+		if !now.Before(r.until) {
 			r.streams.Done()
-		case renewals == renewalsPerStream:
-			go r.open(c, at, next) // callbacks hold up the connection's reader
-		default:
-			sent = now
-			stream.Send(load.AppendLease(nil, id()))
+			return
 		}
+		sent = now
+		stream.Send(api.AppendLease(nil, id()))
 	}, func(err error) {
 		if !r.closing.Load() {
 			r.fail(err)

@@ -39,7 +39,7 @@ func run(args []string, out, progress io.Writer) error {
 	asJSON := flags.Bool("json", false, "print JSON instead of the table")
 	rounds := flags.Int("rounds", 0, "alternations between the systems; 0 means 5, or 1 with -short")
 	window := flags.Duration("window", 0, "length of one measurement; 0 means 15s, or 2s with -short")
-	size := flags.Int64("size", 0, "bytes that a cluster holds when a member joins; 0 means 1 GiB, or 64 MiB with -short")
+	size := flags.Int64("size", 0, "bytes of the stores of catchup, reclaim and (twice that) backup; 0 means 1 GiB, or 64 MiB with -short")
 	alone := flags.Bool("alone", false, "measure Engram alone, without etcd")
 	etcd := flags.String("etcd", "", "etcd program; empty means the one from the cache directory, built if missing")
 	engram := flags.String("engram", "", "engram program; empty means one built now")
@@ -66,7 +66,7 @@ func run(args []string, out, progress io.Writer) error {
 		sizes.window = max(*window, time.Second)
 	}
 	if *size > 0 {
-		sizes.clusterBytes = *size
+		sizes.storeBytes = *size
 	}
 	data, err := os.MkdirTemp(*dir, "engram-bench-")
 	if err != nil {

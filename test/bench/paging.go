@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/engram-kv/engram/test/bench/internal/h2"
+	"github.com/engram-kv/engram/bench/api"
 	"github.com/engram-kv/engram/test/bench/internal/load"
 	"github.com/engram-kv/engram/test/bench/internal/member"
 )
@@ -46,7 +46,7 @@ func measurePaging(e *env) (out sample, err error) {
 	return out, err
 }
 
-func (e *env) walkBesidePuts(reader *h2.Conn, writers member.Conns) (sample, error) {
+func (e *env) walkBesidePuts(reader *load.Conn, writers member.Conns) (sample, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	ended := make(chan error, 1)
@@ -97,7 +97,7 @@ func (e *env) walkBesidePuts(reader *h2.Conn, writers member.Conns) (sample, err
 
 // walk goes through all pages, again and again until a window is over, and returns the time of each page. A server so
 // slow that one walk would take many windows is asked for every n-th page only, spread evenly.
-func (e *env) walk(c *h2.Conn) (times []time.Duration, err error) {
+func (e *env) walk(c *load.Conn) (times []time.Duration, err error) {
 	began := time.Now()
 	var whole []time.Duration
 	for {
@@ -116,7 +116,7 @@ func (e *env) walk(c *h2.Conn) (times []time.Duration, err error) {
 	}
 }
 
-func (e *env) walkOnce(c *h2.Conn) (times []time.Duration, err error) {
+func (e *env) walkOnce(c *load.Conn) (times []time.Duration, err error) {
 	var (
 		revision int64
 		stride   = 1
@@ -128,16 +128,16 @@ func (e *env) walkOnce(c *h2.Conn) (times []time.Duration, err error) {
 		if stride > 1 {
 			from = load.Key(page * pageKeys)
 		}
-		request = load.AppendRange(request[:0], from, load.RangeOptions{End: load.KeysEnd(), Limit: pageKeys, Revision: revision})
+		request = api.AppendRange(request[:0], from, api.RangeOptions{End: load.KeysEnd(), Limit: pageKeys, Revision: revision})
 		began := time.Now()
-		answer, err := c.Do(load.Range, request, pageIn)
+		answer, err := c.Do(api.Range, request, pageIn)
 		took := time.Since(began)
 		if err != nil {
 			return nil, err
 		}
 		times = append(times, took)
 		if page == 0 {
-			if revision, err = load.Revision(answer); err != nil {
+			if revision, err = api.Revision(answer); err != nil {
 				return nil, err
 			}
 			stride = max(1, int(time.Duration(total)*took/(walkFor*e.window)))
@@ -149,7 +149,7 @@ func (e *env) walkOnce(c *h2.Conn) (times []time.Duration, err error) {
 		if want := min(pageKeys, e.keys-page*pageKeys); p.Keys != want || p.More != (page < total-1) {
 			return nil, fmt.Errorf("page %d at revision %d: %d keys, more %t: want %d keys, more %t", page, revision, p.Keys, p.More, want, page < total-1)
 		}
-		from = append(slices.Clone(p.Last), 0)
+		from = append(slices.Clone(p.Last()), 0)
 	}
 	return times, nil
 }

@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"slices"
 	"text/tabwriter"
+
+	"github.com/engram-kv/engram/test/bench/internal/spread"
 )
 
 // report is what a run found.
@@ -19,18 +20,12 @@ type report struct {
 // measured is one figure of both systems. Ratio is ours by etcd's, of the medians.
 type measured struct {
 	Scenario, Figure, Unit string
-	MoreIsBetter           bool     `json:",omitempty"`
-	Etcd, Engram           *spread  `json:",omitempty"`
-	Ratio                  *float64 `json:",omitempty"`
-	Target                 *float64 `json:",omitempty"`
-	RatioTarget            *float64 `json:",omitempty"`
-	Verdict                string   // met, MISSED, or empty where no target applies
-}
-
-// spread is a figure over the alternations.
-type spread struct {
-	Min, Median, Max float64
-	Samples          []float64
+	MoreIsBetter           bool           `json:",omitempty"`
+	Etcd, Engram           *spread.Spread `json:",omitempty"`
+	Ratio                  *float64       `json:",omitempty"`
+	Target                 *float64       `json:",omitempty"`
+	RatioTarget            *float64       `json:",omitempty"`
+	Verdict                string         // met, MISSED, or empty where no target applies
 }
 
 func newReport(short bool) *report {
@@ -71,19 +66,14 @@ func (r *report) add(s scenario, samples map[string][]sample, short bool) {
 }
 
 // spreadOf returns nil if no sample has the figure.
-func spreadOf(samples []sample, name string) *spread {
+func spreadOf(samples []sample, name string) *spread.Spread {
 	var all []float64
 	for _, s := range samples {
 		if v, ok := s[name]; ok {
 			all = append(all, v)
 		}
 	}
-	if len(all) == 0 {
-		return nil
-	}
-	sorted := slices.Sorted(slices.Values(all))
-	n := len(sorted)
-	return &spread{Min: sorted[0], Median: (sorted[(n-1)/2] + sorted[n/2]) / 2, Max: sorted[n-1], Samples: all}
+	return spread.Of(all)
 }
 
 // print writes the table.
@@ -97,10 +87,10 @@ func (r *report) print(out io.Writer) error {
 			ratio = fmt.Sprintf("%.3f", *m.Ratio)
 		}
 		if m.Target != nil {
-			target = number(*m.Target)
+			target = spread.Number(*m.Target)
 		}
 		if m.RatioTarget != nil {
-			target = "x" + number(*m.RatioTarget)
+			target = "x" + spread.Number(*m.RatioTarget)
 		}
 		if m.Verdict == "MISSED" {
 			missed++
@@ -116,23 +106,4 @@ func (r *report) print(out io.Writer) error {
 	}
 	_, err := fmt.Fprintf(out, "%d CPUs, %s, %s; %d figures MISSED their target\n", r.CPUs, r.GoVersion, extent, missed)
 	return err
-}
-
-func (s *spread) String() string {
-	if s == nil {
-		return "-"
-	}
-	return number(s.Min) + " " + number(s.Median) + " " + number(s.Max)
-}
-
-// number prints three or more significant digits.
-func number(v float64) string {
-	switch {
-	case v >= 100:
-		return fmt.Sprintf("%.0f", v)
-	case v >= 10:
-		return fmt.Sprintf("%.1f", v)
-	default:
-		return fmt.Sprintf("%.3g", v)
-	}
 }

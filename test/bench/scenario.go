@@ -54,21 +54,21 @@ type sizes struct {
 	watchers   int
 	leases     int
 
-	clusterBytes int64 // that a cluster holds when a member joins
+	storeBytes int64 // of a store that a member is to be sent, or that loses every other key; twice that is backed up
 }
 
 var (
 	fullSizes = sizes{
 		rounds: 5, keys: 1_000_000, valueBytes: 1024, someKeys: 100_000, revisions: 500_000,
-		window: 15 * time.Second, settle: 30 * time.Second, watchers: 1000, leases: 10_000, clusterBytes: 1 << 30,
+		window: 15 * time.Second, settle: 30 * time.Second, watchers: 1000, leases: 10_000, storeBytes: 1 << 30,
 	}
 	shortSizes = sizes{
 		rounds: 1, keys: 20_000, valueBytes: 1024, someKeys: 20_000, revisions: 20_000,
-		window: 2 * time.Second, settle: 2 * time.Second, watchers: 100, leases: 1000, clusterBytes: 64 << 20,
+		window: 2 * time.Second, settle: 2 * time.Second, watchers: 100, leases: 1000, storeBytes: 64 << 20,
 	}
 )
 
-var scenarios = []scenario{startup, paging, compaction, fanout, resume, calls, lists, keepAlive, apply, clusterPuts, failover, catchUp}
+var scenarios = []scenario{startup, paging, compaction, reclaim, backup, fanout, resume, calls, lists, keepAlive, apply, clusterPuts, failover, catchUp}
 
 type system struct{ name, program string }
 
@@ -154,11 +154,10 @@ func (e *env) explain(doing string, err error) error {
 	return fmt.Errorf("%s at %s: %w; its log ends:\n%s", doing, e.Name, err, e.LogTail())
 }
 
-// settle waits until no member works in the background: with both at rest, one is measured. A member that does not come
-// to rest is measured as it is.
+// settle waits until no member works in the background.
 func settle(envs []*env, within time.Duration) error {
-	const look, atRest = 500 * time.Millisecond, 30 * time.Millisecond
-	total := func() (sum time.Duration, err error) {
+	const atRest = 30 * time.Millisecond
+	return member.Settle(func() (sum time.Duration, err error) {
 		for _, e := range envs {
 			cpu, err := e.CPU()
 			if err != nil {
@@ -167,17 +166,7 @@ func settle(envs []*env, within time.Duration) error {
 			sum += cpu
 		}
 		return sum, nil
-	}
-	last, err := total()
-	for began := time.Now(); err == nil && time.Since(began) < within; {
-		time.Sleep(look) // what is waited for is that nothing happens
-		var now time.Duration
-		if now, err = total(); now-last <= atRest {
-			break
-		}
-		last = now
-	}
-	return err
+	}, atRest, within)
 }
 
 // spend runs f and returns the CPU time that the server spent meanwhile.

@@ -8,7 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/engram-kv/engram/test/bench/internal/h2"
+	"github.com/engram-kv/engram/bench/api"
+	"github.com/engram-kv/engram/bench/histogram"
 	"github.com/engram-kv/engram/test/bench/internal/load"
 	"github.com/engram-kv/engram/test/bench/internal/member"
 )
@@ -41,7 +42,7 @@ var fanout = scenario{
 type watching struct {
 	created atomic.Int64
 	events  atomic.Int64
-	latency []load.Histogram // by connection; callbacks of one run one after another
+	latency []histogram.Histogram // by connection; callbacks of one run one after another
 	stamped bool
 	all     chan struct{} // closed when want is reached
 	want    atomic.Int64
@@ -50,17 +51,17 @@ type watching struct {
 
 // watch opens n watchers over the connections and waits until all exist.
 func watch(conns member.Conns, n int, stamped bool, want int64, request func(i int) []byte) (*watching, error) {
-	w := &watching{latency: make([]load.Histogram, len(conns)), stamped: stamped, all: make(chan struct{}), failed: make(chan error, 1)}
+	w := &watching{latency: make([]histogram.Histogram, len(conns)), stamped: stamped, all: make(chan struct{}), failed: make(chan error, 1)}
 	w.want.Store(want)
 	created := make(chan struct{})
 	for at, c := range conns {
-		var stream *h2.Stream
+		var stream *load.Stream
 		for i := at; i < n; i += len(conns) {
 			if stream != nil {
 				stream.Send(request(i))
 				continue
 			}
-			stream = c.Open(load.Watch, request(i), func(m []byte) {
+			stream = c.Open(api.Watch, request(i), func(m []byte) {
 				if err := w.message(at, m, int64(n), created); err != nil {
 					w.fail(err)
 				}
@@ -71,7 +72,8 @@ func watch(conns member.Conns, n int, stamped bool, want int64, request func(i i
 }
 
 func (w *watching) message(at int, m []byte, n int64, created chan struct{}) error {
-	e, err := load.EventsOf(m)
+	var value []byte // of the last event
+	e, err := api.EventsOf(m, func(_ int64, e *api.Event) { value = e.Value })
 	if err != nil {
 		return err
 	}
@@ -84,8 +86,8 @@ func (w *watching) message(at int, m []byte, n int64, created chan struct{}) err
 	if e.Count == 0 {
 		return nil
 	}
-	if w.stamped && len(e.Value) >= stampBytes {
-		w.latency[at].Add(time.Since(time.Unix(0, int64(binary.BigEndian.Uint64(e.Value)))))
+	if w.stamped && len(value) >= stampBytes {
+		w.latency[at].Add(time.Since(time.Unix(0, int64(binary.BigEndian.Uint64(value)))))
 	}
 	now := w.events.Add(int64(e.Count))
 	if want := w.want.Load(); want > 0 && now >= want && now-int64(e.Count) < want {
@@ -130,25 +132,25 @@ func measureFanout(e *env) (out sample, err error) {
 func (e *env) fanOut(watchers, writers member.Conns) (sample, error) {
 	due := int64(e.window.Seconds() * fanoutPuts)
 	w, err := watch(watchers, e.watchers, true, due*int64(e.watchers), func(int) []byte {
-		return load.AppendWatch(nil, []byte(load.KeyPrefix), load.KeysEnd(), 0)
+		return api.AppendWatch(nil, []byte(load.KeyPrefix), load.KeysEnd(), 0, 0)
 	})
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	value := load.Value(smallValue)
+	value := api.Value(smallValue)
 	var puts load.Result
 	began := time.Now()
 	spent, err := e.spend("fanout", func() error {
 		var sent int64
 		puts, err = load.Open{Conns: writers, Rate: fanoutPuts, Next: func(s *load.Source) (string, []byte) {
 			binary.BigEndian.PutUint64(value, uint64(time.Now().UnixNano()))
-			s.Buf = load.AppendPut(s.Buf[:0], load.Key(s.Rand.IntN(e.someKeys)), value)
+			s.Buf = api.AppendPut(s.Buf[:0], load.Key(s.Rand.IntN(e.someKeys)), value, 0)
 			if sent++; sent == due {
 				stop()
 			}
-			return load.Put, s.Buf
+			return api.Put, s.Buf
 		}}.Run(ctx)
 		if err != nil {
 			return err
@@ -165,7 +167,7 @@ func (e *env) fanOut(watchers, writers member.Conns) (sample, error) {
 	}
 	events := w.events.Load()
 	watchers.Close()
-	var latency load.Histogram
+	var latency histogram.Histogram
 	for i := range w.latency {
 		latency.Merge(&w.latency[i])
 	}
@@ -207,7 +209,7 @@ func (e *env) resumeAll(c member.Conns) (sample, error) {
 	spent, err := e.spend("resume", func() error {
 		began := time.Now()
 		w, err := watch(c, e.watchers, false, each*int64(e.watchers), func(i int) []byte {
-			return load.AppendWatch(nil, load.Key(i*keys/e.watchers), nil, 2) // the store's first write is revision 2
+			return api.AppendWatch(nil, load.Key(i*keys/e.watchers), nil, 2, 0) // the store's first write is revision 2
 		})
 		if err != nil {
 			return err

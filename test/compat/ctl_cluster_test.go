@@ -143,7 +143,7 @@ func TestCtlClusterAnswers(t *testing.T) {
 				ctlWords("member promote 7"), ctlWords("member promote 7 8"), ctlWords("member promote zz"), ctlWords("member promote fffffffffffffffff"),
 				ctlWords("move-leader 7"), ctlWords("move-leader fedcba9876543210"), ctlWords("move-leader zz"), ctlWords("move-leader"), ctlWords("move-leader 1 2"),
 				ctlWords("move-leader 7 --endpoints=" + follower), ctlWords("move-leader 7 --endpoints=" + follower + "," + leader),
-				ctlWords("move-leader 7 --endpoints=127.0.0.1:1," + leader + " --command-timeout=200ms"),
+				ctlWords("move-leader 7 --endpoints=127.0.0.1:1," + leader + " --command-timeout=2s"), // in which a busy machine answers
 				ctlWords("endpoint status"), ctlWords("endpoint status --cluster"), ctlWords("endpoint hashkv --cluster"),
 				ctlWords("downgrade validate 3.6"), ctlWords("downgrade enable 3.6"), ctlWords("downgrade cancel"), ctlWords("downgrade cancel 3.6"),
 				ctlWords("downgrade validate"), ctlWords("downgrade enable"), ctlWords("downgrade enable 3.6 3.5"),

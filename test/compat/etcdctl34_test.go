@@ -141,7 +141,7 @@ func (f *foreign) watch() {
 var leaseID = regexp.MustCompile(`lease ([0-9a-f]+) granted`)
 
 func (f *foreign) lease() {
-	granted := f.output(process.Command{Args: []string{"lease", "grant", "2"}})
+	granted := f.output(process.Command{Args: []string{"lease", "grant", "10"}}) // more than the puts take on a busy machine
 	m := leaseID.FindStringSubmatch(granted.Stdout)
 	if m == nil {
 		f.t.Fatalf("lease grant printed %q%q", granted.Stdout, granted.Stderr)

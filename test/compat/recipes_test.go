@@ -42,7 +42,7 @@ func TestRecipes(t *testing.T) {
 					return err
 				}
 				defer c.Close()
-				ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+				ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 				defer cancel()
 				saw := func(format string, args ...any) { fmt.Fprintf(&seen[i], format+"\n", args...) }
 				if err := r.run(ctx, c, saw); err != nil {

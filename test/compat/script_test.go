@@ -31,8 +31,7 @@ func TestLaterIsNow(t *testing.T) {
 		return // etcd is compared with itself
 	}
 	later := map[string]string{
-		"Lock":     "testdata/later/lock-election.txt belongs under testdata/scripts",
-		"Snapshot": "TestSnapshot is to run the subject",
+		"Lock": "testdata/later/lock-election.txt belongs under testdata/scripts",
 	}
 	server, err := process.Start(process.Options{Program: subject, Dir: t.TempDir(), Name: "m"})
 	if err != nil {

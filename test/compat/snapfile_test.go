@@ -65,7 +65,7 @@ func (c tools) hashKV(store string) (h kvHash) {
 // etcdHashKV asks a running member.
 func etcdHashKV(t *testing.T, s *process.Server) kvHash {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	a, err := etcdserverpb.NewMaintenanceClient(s.Conn()).HashKV(ctx, &etcdserverpb.HashKVRequest{})
 	if err != nil {
@@ -111,7 +111,7 @@ func TestEtcdTakesOurFile(t *testing.T) {
 	if got := etcdHashKV(t, s); got.short() != want.short() {
 		t.Errorf("etcd has %s, Engram %s", got.short(), want.short())
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	leases, err := etcdserverpb.NewLeaseClient(s.Conn()).LeaseLeases(ctx, &etcdserverpb.LeaseLeasesRequest{})
 	if err != nil || len(leases.Leases) != want.Leases {
@@ -181,7 +181,7 @@ func TestEngramReadsEtcdsFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	// It is refused, after the compaction that waits.
 	_, err = etcdserverpb.NewKVClient(r.Conn()).Compact(ctx, &etcdserverpb.CompactionRequest{Revision: 1, Physical: true})
@@ -198,7 +198,7 @@ func TestEngramReadsEtcdsFile(t *testing.T) {
 func compareRead(t *testing.T, c tools, s *process.Server) {
 	t.Helper()
 	want := etcdHashKV(t, s)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	leases, err := etcdserverpb.NewLeaseClient(s.Conn()).LeaseLeases(ctx, &etcdserverpb.LeaseLeasesRequest{})
 	if err != nil {

@@ -17,17 +17,16 @@ import (
 	"github.com/engram-kv/engram/test/compat/internal/process"
 )
 
-// TestSnapshot reads the backup stream: its messages, its checksum, and that etcdutl takes it. Engram offers no backups
-// yet, so it runs on etcd alone until TestLaterIsNow says otherwise.
+// TestSnapshot reads the backup stream: its messages, its checksum, and that etcdutl takes it.
 func TestSnapshot(t *testing.T) {
-	pair, err := process.StartPair(programs.Etcd, programs.Etcd, t.TempDir())
+	pair, err := process.StartPair(programs.Etcd, subject, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pair.Close()
 	var seen [2]string
 	for i, s := range pair {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		for n := range 200 {
 			key := fmt.Appendf(nil, "key%03d", n)

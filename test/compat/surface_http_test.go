@@ -14,6 +14,7 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/engram-kv/engram/test/compat/internal/process"
+	"github.com/engram-kv/engram/test/internal/cluster"
 )
 
 // The listeners of a member that httpRequests are sent to.
@@ -228,7 +229,7 @@ func (r httpRequest) send(ctx context.Context, url string) string {
 	var lines []string
 	for name, values := range answer.Header {
 		switch name {
-		case "Date", "Content-Length", "Vary", "X-Etcd-Cluster-Id", "X-Engram-Version": // the last one by design: peers know each other by it
+		case "Date", "Content-Length", "Vary", "X-Etcd-Cluster-Id", "X-Engram-Version", "X-Engram-Snapshot-Version": // the last two by design: peers know each other by it
 			continue // of the moment, of the body, of the library, of the cluster
 		}
 		lines = append(lines, name+": "+strings.Join(values, ", "))
@@ -246,12 +247,11 @@ func (r httpRequest) send(ctx context.Context, url string) string {
 // freeURL returns a URL on which nobody listens.
 func freeURL(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := cluster.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return "http://" + l.Addr().String()
+	return "http://127.0.0.1:" + port
 }
 
 // TestUnixSocket asks over a socket file.

@@ -44,6 +44,9 @@ func isManifest(path string) bool { return strings.HasPrefix(filepath.Base(path)
 // prepared under.
 func isSegment(path string) bool { return filepath.Base(filepath.Dir(path)) == "log" }
 
+// patience is how long is waited at most for what a fault leads to.
+const patience = 2 * time.Minute
+
 var faults = []fault{
 	{name: "sstable write", match: on(isWrite, isTable)},
 	{name: "sstable sync", match: on(isSync, isTable)},
@@ -105,7 +108,7 @@ func faultRun(t *testing.T, seed uint64, f fault, errno syscall.Errno) {
 		}
 		return &fs.PathError{Op: "injected", Path: op.Path, Err: errno}
 	})
-	late := time.After(20 * time.Second)
+	late := time.After(patience)
 	switch {
 	case f.fatal:
 		select {
@@ -139,7 +142,7 @@ func faultRun(t *testing.T, seed uint64, f fault, errno syscall.Errno) {
 		w.ledger.mu.Lock()
 		now := w.ledger.count
 		w.ledger.mu.Unlock()
-		for deadline := time.Now().Add(20 * time.Second); ; {
+		for deadline := time.Now().Add(patience); ; {
 			w.ledger.mu.Lock()
 			count := w.ledger.count
 			w.ledger.mu.Unlock()
@@ -195,7 +198,7 @@ func TestNoAnswerAfterFailedSync(t *testing.T) {
 		})
 		select {
 		case <-h.ended:
-		case <-time.After(20 * time.Second):
+		case <-time.After(patience):
 			t.Fatal("the member goes on")
 		}
 		l.gone()

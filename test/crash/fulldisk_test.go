@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
@@ -231,6 +233,93 @@ func TestFullDiskFromOutside(t *testing.T) {
 	}
 }
 
+// TestFullDiskLetsDeletesThrough: below the reserve deletes still pass until half
+// of it is gone, and compactions until three quarters are.
+func TestFullDiskLetsDeletesThrough(t *testing.T) {
+	disk := smallDisk(t, 256)
+	p, err := startProcess(t, filepath.Join(disk, "data"), "--disk-reserve-bytes=32MiB")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, p.addr)
+	ctx := t.Context()
+	for i := range 3 {
+		if _, err := c.Put(ctx, fmt.Sprint("key", i), "value"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func() error { // a write that is more than a small overwrite
+		if _, err := c.Put(ctx, "more", strings.Repeat("x", 1000)); err == nil {
+			return errors.New("a full disk takes writes")
+		} else {
+			return checkRefusal(err)
+		}
+	}
+	until(t, "the first refusal, above half of the reserve", func() error {
+		fill(t, disk, 24<<20) // again if the member has just made room for its log
+		if err := refused(); err != nil {
+			return err
+		}
+		if free := freeBytes(t, disk); free < 18<<20 {
+			return fmt.Errorf("%d bytes are free", free)
+		}
+		return nil
+	})
+	var d *clientv3.DeleteResponse
+	until(t, "a delete below the reserve", func() (err error) { // the last look at the disk may have been in the midst of filling it
+		d, err = c.Delete(ctx, "key0")
+		return err
+	})
+	if d.Deleted != 1 {
+		t.Fatalf("a delete below the reserve: %v", d)
+	}
+	if _, err := c.Txn(ctx).Then(clientv3.OpDelete("key1"), clientv3.OpGet("key2")).Commit(); err != nil {
+		t.Fatalf("a transaction that deletes, below the reserve: %v", err)
+	}
+	// Kubernetes' compactor writes before it compacts.
+	if r, err := c.Txn(ctx).If(clientv3.Compare(clientv3.Version("key2"), "=", 1)).Then(clientv3.OpPut("key2", "4711")).Else(clientv3.OpGet("key2")).Commit(); err != nil || !r.Succeeded {
+		t.Fatalf("a small overwrite below the reserve: %v, %v", r, err)
+	}
+	if _, err := c.Compact(ctx, d.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
+		t.Fatalf("a compaction below the reserve: %v", err)
+	}
+	if err := refused(); err != nil {
+		t.Fatal(err)
+	}
+	filler := fill(t, disk, 12<<20) // the same file, larger
+	until(t, "a delete is refused below half of the reserve", func() error {
+		if _, err := c.Delete(ctx, "nothing"); err == nil {
+			return errors.New("it passes")
+		} else {
+			return checkRefusal(err)
+		}
+	})
+	if _, err := c.Put(ctx, "key2", "4712"); checkRefusal(err) != nil {
+		t.Errorf("a small overwrite below half of the reserve: %v", err)
+	}
+	if _, err := c.Compact(ctx, d.Header.Revision+1); err != nil {
+		t.Errorf("a compaction below half of the reserve: %v", err)
+	}
+	fill(t, disk, 6<<20)
+	until(t, "a compaction is refused below a quarter of the reserve", func() error {
+		if _, err := c.Compact(ctx, 1); err == nil || errors.Is(err, rpctypes.ErrCompacted) {
+			return errors.New("it passes")
+		} else {
+			return checkRefusal(err)
+		}
+	})
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the first write with space again", func() error {
+		_, err := c.Put(ctx, "again", "y")
+		return err
+	})
+	if err := p.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestFullDiskFromInside writes until the disk is full. What was acknowledged
 // survives kill -9 there, deletes and compaction are not needed to start, and
 // more space is enough to go on.
@@ -285,6 +374,109 @@ func TestFullDiskFromInside(t *testing.T) {
 		return err
 	})
 	t.Logf("%d writes of %d bytes fitted", len(told), len(value))
+	if err := p.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFullDiskHugeDelete deletes very many keys by one request on a disk that is just above half of the reserve. What the delete writes takes some of the
+// half that is kept, so that no further delete passes; the compaction does, its space comes back, and writes are accepted again, though nobody does
+// anything but compact.
+func TestFullDiskHugeDelete(t *testing.T) {
+	const keys, batch, reserve = 150_000, 1000, 128 << 20
+	disk := smallDisk(t, 768)
+	// A small memtable, so that deletes are on the disk soon.
+	p, err := startProcess(t, filepath.Join(disk, "data"), "--max-txn-ops=1000", "--memory-budget=64MiB", "--disk-reserve-bytes=128MiB")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, p.addr)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	if _, err := c.Put(ctx, "known", "value"); err != nil {
+		t.Fatal(err)
+	}
+	// Names and values that do not get smaller: what is deleted must take space, and give more back.
+	noise := rand.New(rand.NewPCG(1, 2))
+	text := func(n int) string {
+		b := make([]byte, n)
+		for i := range b {
+			b[i] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_"[noise.IntN(64)]
+		}
+		return string(b)
+	}
+	for range keys / batch {
+		var ops []clientv3.Op
+		for range batch {
+			ops = append(ops, clientv3.OpPut("some/"+text(75), text(900)))
+		}
+		if _, err := c.Txn(ctx).Then(ops...).Commit(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	more := text(1000) // a write that is more than a small overwrite
+	until(t, "the first refusal, above half of the reserve", func() error {
+		fill(t, disk, 72<<20) // again if the member has just made room for its log
+		_, err := c.Put(ctx, "more", more)
+		if err == nil {
+			return errors.New("a full disk takes writes")
+		}
+		return checkRefusal(err)
+	})
+	before := freeBytes(t, disk)
+	var d *clientv3.DeleteResponse
+	until(t, "the delete", func() (err error) { // the last look at the disk may have been in the midst of filling it, or the answer may come too late
+		d, err = c.Delete(ctx, "some/", clientv3.WithPrefix())
+		return err
+	})
+	until(t, "a delete is refused", func() error {
+		if free := freeBytes(t, disk); free >= reserve/2 {
+			return fmt.Errorf("%d bytes are free", free)
+		}
+		if _, err := c.Delete(ctx, "nothing"); err == nil {
+			return errors.New("it passes below half of the reserve")
+		} else {
+			return checkRefusal(err)
+		}
+	})
+	after := freeBytes(t, disk)
+	t.Logf("deleting %d keys took %d bytes of the disk, %d are free", keys, before-after, after)
+	checkReadable(t, c, p.addr, "known", "value")
+
+	if _, err := c.Compact(ctx, d.Header.Revision); err != nil {
+		t.Fatalf("the compaction after a huge delete: %v", err)
+	}
+	began := time.Now()
+	for { // a minute is what docs/operations.md says, and this machine may be busy
+		_, err := c.Put(ctx, "more", more)
+		if err == nil {
+			break
+		}
+		if err := checkRefusal(err); err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(began) > 2*time.Minute {
+			t.Fatalf("writes are still refused, %d bytes are free: %v\n%s", freeBytes(t, disk), err, p.output)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Logf("%d bytes were free before the delete, %d are after it and %d now, %v after the compaction", before, after, freeBytes(t, disk), time.Since(began))
+	if s, err := c.Status(ctx, p.addr); err != nil || s.DbSize > keys*400 {
+		t.Errorf("writes are accepted again, but not for what the store gave back: %+v, %v", s, err)
+	}
+	checkReadable(t, c, p.addr, "known", "value")
+	p.kill()
+
+	if p, err = startProcess(t, filepath.Join(disk, "data"), "--disk-reserve-bytes=128MiB"); err != nil {
+		t.Fatal(err)
+	}
+	c = dial(t, p.addr)
+	if r, err := c.Get(ctx, "some/", clientv3.WithPrefix(), clientv3.WithCountOnly()); err != nil || r.Count != 0 {
+		t.Errorf("the delete was acknowledged, and there are %v, %v", r, err)
+	}
+	for key, value := range map[string]string{"known": "value", "more": more} {
+		checkReadable(t, c, p.addr, key, value)
+	}
 	if err := p.stop(); err != nil {
 		t.Error(err)
 	}

@@ -15,9 +15,10 @@ import (
 // The API server's compactor runs by the clock. What is older than two of its rounds is gone, and everybody who asks for it
 // is told so in a way that makes clients list again.
 func TestCompactorExpiresOldRevisions(t *testing.T) {
+	t.Parallel() // it waits for the clock
 	m := startMember(t)
 	config := newConfig(m)
-	config.CompactionInterval = 300 * time.Millisecond
+	config.CompactionInterval = 2 * time.Second // a watch begins within two of them after the list that it goes on from
 	store := newStore(t, config)
 
 	made := createMany(t, store, 5, 10)

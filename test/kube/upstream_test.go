@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -18,36 +17,31 @@ import (
 	_ "k8s.io/apiserver/pkg/storage/etcd3/testing"
 	_ "k8s.io/apiserver/pkg/storage/testing"
 	_ "k8s.io/apiserver/pkg/util/peerproxy"
-
-	"github.com/engram-kv/engram/test/kube/member"
 )
 
 // upstream are the packages of k8s.io/apiserver whose tests use an etcd.
-var upstream = []struct {
-	pkg  string
-	skip string // pattern of tests that Engram cannot pass yet
-}{
-	{pkg: "storage/cacher"},
-	{pkg: "storage/etcd3"},
-	{pkg: "registry/generic/registry"},
-	{pkg: "reconcilers"},
-	{pkg: "util/peerproxy"},
-	{pkg: "storage/storagebackend/factory", skip: "^TestTLSConnection$"}, // see TestTLSIsRefused
+var upstream = []string{
+	"storage/cacher",
+	"storage/etcd3",
+	"registry/generic/registry",
+	"reconcilers",
+	"util/peerproxy",
+	"storage/storagebackend/factory",
 }
 
 // TestUpstream runs Kubernetes' own tests, unchanged, with an Engram process in the place of each etcd: ./etcd-server stands
 // in for etcd's server in this module's file.
 func TestUpstream(t *testing.T) {
 	t.Parallel()
-	for _, u := range upstream {
-		t.Run(u.pkg, func(t *testing.T) {
+	for _, pkg := range upstream {
+		t.Run(pkg, func(t *testing.T) {
 			t.Parallel()
-			out, err := runUpstream(t, u.pkg, u.skip, nil)
+			out, err := runUpstream(t, pkg, nil)
 			if err != nil && len(out.failed) > 0 {
 				// Some of these tests give an event 150 ms, which a busy machine exceeds. Running those that
 				// failed again, alone, tells that apart from a fault.
 				t.Logf("failed beside others, and run again: %q\n%s", out.failed, out.failures)
-				out, err = runUpstream(t, u.pkg, u.skip, out.failed)
+				out, err = runUpstream(t, pkg, out.failed)
 			}
 			if err != nil || out.passed == 0 {
 				t.Errorf("%v; %d tests passed; the others printed:\n%s", err, out.passed, out.failures)
@@ -58,11 +52,8 @@ func TestUpstream(t *testing.T) {
 }
 
 // runUpstream runs the package's tests, or only those named.
-func runUpstream(t *testing.T, pkg, skip string, only []string) (result, error) {
+func runUpstream(t *testing.T, pkg string, only []string) (result, error) {
 	args := []string{"test", "-json", "-count=1", "-timeout=8m"}
-	if skip != "" {
-		args = append(args, "-skip="+skip)
-	}
 	if len(only) > 0 {
 		args = append(args, "-run=^("+strings.Join(only, "|")+")$")
 	}
@@ -125,21 +116,4 @@ func readResult(r io.Reader) (result, error) {
 	}
 	out.failures = failures.String()
 	return out, nil
-}
-
-// Engram does not serve TLS yet. It must say so, and not serve in the clear. Once this fails, TestTLSConnection need not be
-// skipped any more.
-func TestTLSIsRefused(t *testing.T) {
-	m, err := member.Start(member.Options{
-		Program: program, Dir: filepath.Join(t.TempDir(), "data"),
-		ClientURL: "https://127.0.0.1:0", PeerURL: "http://127.0.0.1:0",
-		Flags: []string{"--cert-file=cert.pem", "--key-file=key.pem"},
-	})
-	if err == nil {
-		m.Kill()
-		t.Fatal("a member with --cert-file started")
-	}
-	if !errors.Is(err, member.ErrNotReady) || !strings.Contains(err.Error(), "--cert-file=cert.pem is not supported") {
-		t.Fatalf("%v; want the option named as not supported", err)
-	}
 }

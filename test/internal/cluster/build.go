@@ -30,14 +30,17 @@ var sources = map[string]struct{ dir, pkg string }{
 	"engram": {".", "./cmd/engram"},
 	"etcd":   {"test/compat", "./cmd/etcd"},
 	"etcd36": {"test/compat36", "."},
+	"etcd35": {"test/compat35", "."},
+
+	"etcdutl36": {"test/compat36", "./etcdutl"}, // no server
 }
 
-// Build builds a program, etcd, etcd36 or engram, into the user's cache directory. Go's build cache makes every build
+// Build builds a program, etcd, etcd36, etcd35 or engram, into the user's cache directory. Go's build cache makes every build
 // after the first one a link.
 func Build(name string) (Program, error) {
 	source, ok := sources[name]
 	if !ok {
-		return Program{}, fmt.Errorf("program %q: there is etcd, etcd36 and engram", name)
+		return Program{}, fmt.Errorf("program %q: there is etcd, etcd36, etcd35 and engram", name)
 	}
 	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).CombinedOutput()
 	if err != nil {

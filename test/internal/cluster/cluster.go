@@ -51,10 +51,11 @@ type Host struct {
 
 // Cluster is a number of members. Its methods are for one goroutine, apart from Client, Clients and Members.
 type Cluster struct {
-	Flags []string // of every member
-	Env   []string // added to every member's environment
-	User  string   // of clients that are made from now on, with Password; empty without auth
-	Pass  string
+	Flags  []string // of every member
+	Listen []string // URLs on which members listen for clients besides their own
+	Env    []string // added to every member's environment
+	User   string   // of clients that are made from now on, with Password; empty without auth
+	Pass   string
 	// PeerTLS has members talk over TLS, with the files that Flags name. PeerHashKV, and with it CheckHash, has no certificate to ask with.
 	PeerTLS bool
 	// Hosts, if set, says where the n-th member runs that is ever started.

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/engram-kv/engram/bench/process"
 )
 
 const (
@@ -33,8 +35,39 @@ func (m *Member) Stop() error { return m.end(syscall.SIGTERM) }
 // Kill ends the process with SIGKILL and waits for it.
 func (m *Member) Kill() error { return m.end(syscall.SIGKILL) }
 
-// Pause stops the process where it is, until Continue.
-func (m *Member) Pause() error { return m.signal(syscall.SIGSTOP, true) }
+// Pause stops the process where it is, until Continue. On a busy machine its threads stop a while after the signal: until then it may answer.
+func (m *Member) Pause() error {
+	if err := m.signal(syscall.SIGSTOP, true); err != nil {
+		return err
+	}
+	for began := time.Now(); ; time.Sleep(poll) { // another process: there is no event to wait for
+		err := still(m.PID())
+		if err == nil {
+			return nil
+		}
+		if time.Since(began) > stopWithin {
+			return fmt.Errorf("%v does not stand still %v after SIGSTOP: %w", m, stopWithin, err)
+		}
+	}
+}
+
+// still is nil once all threads of a process are stopped.
+func still(pid int) error {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(threads) == 0 {
+		return fmt.Errorf("process %d has %d threads: %v", pid, len(threads), err)
+	}
+	for _, path := range threads {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if _, state, _ := strings.Cut(string(text), ") "); !strings.HasPrefix(state, "T") {
+			return fmt.Errorf("%s says %.1s", path, state)
+		}
+	}
+	return nil
+}
 
 // Continue lets a paused process go on.
 func (m *Member) Continue() error { return m.signal(syscall.SIGCONT, false) }
@@ -75,6 +108,15 @@ func (m *Member) LogTail() string {
 	return b.String()
 }
 
+// Log returns all that the member has printed.
+func (m *Member) Log() string {
+	text, err := os.ReadFile(m.logPath())
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
 func (m *Member) logPath() string { return filepath.Join(m.c.dir, m.Name+".log") }
 
 func (m *Member) spawn() error {
@@ -86,7 +128,7 @@ func (m *Member) spawn() error {
 	args := []string{
 		m.Program.Path,
 		"--name=" + m.Name, "--data-dir=" + m.DataDir,
-		"--listen-client-urls=" + m.ClientURL, "--advertise-client-urls=" + m.ClientURL,
+		"--listen-client-urls=" + strings.Join(append([]string{m.ClientURL}, m.c.Listen...), ","), "--advertise-client-urls=" + m.ClientURL,
 		"--listen-peer-urls=" + m.listenPeer, "--initial-advertise-peer-urls=" + m.PeerURL,
 		"--initial-cluster=" + m.initial, "--initial-cluster-state=" + m.state, "--log-level=warn",
 	}
@@ -173,33 +215,15 @@ func (m *Member) close() error {
 }
 
 // CPU is the time that the process has spent on all its threads, user and system together.
-func (m *Member) CPU() (time.Duration, error) {
-	const tick = 10 * time.Millisecond // of /proc, on every architecture
-	path := fmt.Sprintf("/proc/%d/stat", m.PID())
-	stat, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
-	// The name in parentheses may hold spaces; utime and stime are the 12th and 13th field after it.
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("%s has %d fields after the name, want 13 or more", path, len(fields))
-	}
-	var sum int64
-	for _, f := range fields[11:13] {
-		n, err := strconv.ParseInt(string(f), 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("%s: %w", path, err)
-		}
-		sum += n
-	}
-	return time.Duration(sum) * tick, nil
-}
+func (m *Member) CPU() (time.Duration, error) { return process.CPU(m.PID()) }
 
 var ports struct {
 	sync.Mutex
 	given map[int]bool
 }
+
+// FreePort finds a port of loopback for what is not a member's own.
+func FreePort() (string, error) { return freePort("127.0.0.1") }
 
 // freePort finds a port of address that nothing listens on, and gives none twice.
 func freePort(address string) (string, error) {

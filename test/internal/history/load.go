@@ -8,7 +8,8 @@
 //	H2: the history of the keys that are fought over is linearizable.
 //	H3: each watcher got every event once, in order, and no progress notice too early; all got the same.
 //	H4: the hash of every member is that of the events.
-//	H5: no request failed but while the cluster was disturbed, and then only as requests may.
+//	H5: no request failed but while the cluster was disturbed, by the test or by a machine that stood still for half an election timeout,
+//	    and then only as requests may.
 package history
 
 import (
@@ -29,6 +30,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/engram-kv/engram/test/internal/cluster"
+	"github.com/engram-kv/engram/test/internal/stall"
 )
 
 const (
@@ -36,6 +38,9 @@ const (
 
 	// A client stays with a member until a request fails, and for no more than so many.
 	stayWith = 200
+
+	// A machine that gives nothing for so long may cost a leader its place: members elect another after a second without a word.
+	longStall = 500 * time.Millisecond
 )
 
 // Options say how much is asked.
@@ -58,7 +63,8 @@ type Report struct {
 	Events, Notices      int // of each watcher, and of all
 	Resumed              int // watches begun again
 	LongestGap           time.Duration
-	Disturbed            time.Duration // altogether
+	Disturbed            time.Duration // altogether, by the test
+	LongestStall         time.Duration // of the machine
 	FailuresByText       map[string]int
 	Revision, Compaction int64
 }
@@ -69,6 +75,7 @@ type Load struct {
 	c        *cluster.Cluster
 	ledger   *ledger
 	journal  *journal
+	stalls   *stall.Watch
 	watchers []*watcher
 	pins     []*clientv3.Client // of the watchers
 
@@ -77,6 +84,9 @@ type Load struct {
 	work    sync.WaitGroup // clients that stop at stopped
 	watches sync.WaitGroup
 	stopped chan struct{}
+
+	began     time.Time
+	endStalls func()
 
 	mu        sync.Mutex
 	seq       int // of values, so that each is another
@@ -118,6 +128,11 @@ func Start(c *cluster.Cluster, o Options) (*Load, error) {
 		o.Grace = 4 * time.Second
 	}
 	l := &Load{o: o, c: c, ledger: newLedger(), journal: newJournal(), stopped: make(chan struct{}), acked: time.Now(), lease: 1 << 32}
+	var err error
+	if l.stalls, err = stall.Begin(); err != nil {
+		return nil, err
+	}
+	l.began, l.endStalls = time.Now(), sync.OnceFunc(func() { _ = l.stalls.Close() }) // one that could not write has excused nobody
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	for i, m := range c.Serving() {
 		client, err := c.Dial(m.ClientURL)
@@ -205,6 +220,7 @@ func (l *Load) close() {
 	for _, client := range l.pins {
 		client.Close()
 	}
+	l.endStalls()
 }
 
 // Abandon ends the load without a judgement.
@@ -292,9 +308,16 @@ func (l *Load) judgeFailures(r *Report) error {
 	for _, w := range l.windows {
 		r.Disturbed += w.end.Sub(w.begin)
 	}
+	windows := slices.Clone(l.windows)
+	for _, s := range l.stalls.Since(l.began) {
+		r.LongestStall = max(r.LongestStall, s.Length())
+		if s.Length() >= longStall {
+			windows = append(windows, window{s.Begin, s.End})
+		}
+	}
 	for _, f := range l.failures {
 		r.FailuresByText[f.err.Error()]++
-		if !slices.ContainsFunc(l.windows, func(w window) bool {
+		if !slices.ContainsFunc(windows, func(w window) bool {
 			return f.end.After(w.begin) && f.call.Before(w.end.Add(l.o.Grace))
 		}) {
 			return fmt.Errorf("a request through %s failed after %v while nothing disturbed the cluster: %w", f.member, f.end.Sub(f.call), f.err)

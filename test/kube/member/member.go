@@ -10,6 +10,7 @@ package member
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -172,15 +173,21 @@ func (m *Member) Kill() {
 // Log returns the end of the member's log since its last start.
 func (m *Member) Log() string { return m.log.String() }
 
-func freePorts(n int) ([]string, error) {
-	var addrs []string
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
+// Ports lie below those that the kernel gives to outgoing connections, or one of these could take the port of a member that is down: a
+// client that dials it may even reach itself.
+const firstPort, lastPort = 12_000, 30_000
+
+func freePorts(n int) (addrs []string, err error) {
+	for range 100 {
+		l, failed := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", firstPort+rand.IntN(lastPort-firstPort)))
+		if failed != nil {
+			err = failed
+			continue
 		}
 		defer l.Close() // only after all are found, so that no two are equal
-		addrs = append(addrs, l.Addr().String())
+		if addrs = append(addrs, l.Addr().String()); len(addrs) == n {
+			return addrs, nil
+		}
 	}
-	return addrs, nil
+	return nil, fmt.Errorf("no free port: %w", err)
 }

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/engram-kv/engram/test/bench/internal/h2"
+	"github.com/engram-kv/engram/bench/histogram"
 )
 
 // drainWithin bounds the wait for answers after the last request.
@@ -21,13 +21,13 @@ var ErrNoAnswer = errors.New("load: calls are still open")
 type Result struct {
 	Ops     int64
 	Elapsed time.Duration // from the first request to the last answer
-	Latency Histogram
-	Late    Histogram // of an open loop: how late the generator itself was
+	Latency histogram.Histogram
+	Late    histogram.Histogram // of an open loop: how late the generator itself was
 }
 
 // Closed is a closed loop: each stream sends its next request when the last was answered.
 type Closed struct {
-	Conns   []*h2.Conn
+	Conns   []*Conn
 	Streams int           // on each connection
 	For     time.Duration // no request begins later; 0 means no limit
 	Count   int64         // no more requests than that; 0 means no limit
@@ -54,7 +54,7 @@ func (c Closed) Run() (Result, error) {
 		taken  atomic.Int64
 		failed atomic.Pointer[error]
 		wg     sync.WaitGroup
-		byConn = make([]Histogram, len(c.Conns)) // callbacks of one connection run one after another
+		byConn = make([]histogram.Histogram, len(c.Conns)) // callbacks of one connection run one after another
 	)
 	fail := func(err error) { failed.CompareAndSwap(nil, &err) }
 	next := func(s *Source) (string, []byte, bool) {

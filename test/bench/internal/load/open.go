@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/engram-kv/engram/test/bench/internal/h2"
+	"github.com/engram-kv/engram/bench/histogram"
 )
 
 // maxOpen bounds the calls of an open loop in flight. A server that far behind has failed the measurement, and the loop
@@ -17,7 +17,7 @@ const maxOpen = 20_000
 // Open is an open loop: requests begin at a fixed rate whether or not earlier ones were answered, and latency counts from
 // when a request was due.
 type Open struct {
-	Conns []*h2.Conn
+	Conns []*Conn
 	Rate  int // requests a second
 	// Next builds the i-th request into s.Buf.
 	Next func(s *Source) (path string, request []byte)
@@ -32,7 +32,7 @@ func (o Open) Run(ctx context.Context) (Result, error) {
 	var (
 		failed atomic.Pointer[error]
 		wg     sync.WaitGroup
-		byConn = make([]Histogram, len(o.Conns))
+		byConn = make([]histogram.Histogram, len(o.Conns))
 		slots  = make(chan struct{}, maxOpen)
 		r      Result
 		s      = &Source{Rand: rand.New(rand.NewPCG(uint64(o.Rate), 2))}

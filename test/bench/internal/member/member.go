@@ -14,7 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/engram-kv/engram/test/bench/internal/h2"
+	"github.com/engram-kv/engram/test/bench/internal/load"
+	"github.com/engram-kv/engram/test/internal/cluster"
 )
 
 const (
@@ -45,17 +46,13 @@ func New(name, program, dir string) (*Member, error) {
 	if err := os.MkdirAll(m.dir, 0o700); err != nil {
 		return nil, err
 	}
-	client, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
+	for _, address := range []*string{&m.Address, &m.peer} {
+		port, err := cluster.FreePort()
+		if err != nil {
+			return nil, err
+		}
+		*address = net.JoinHostPort("127.0.0.1", port)
 	}
-	defer client.Close()
-	peer, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	defer peer.Close()
-	m.Address, m.peer = client.Addr().String(), peer.Addr().String()
 	return m, nil
 }
 
@@ -112,7 +109,7 @@ func (m *Member) ready(began time.Time) error {
 }
 
 func (m *Member) read() error {
-	c, err := h2.Dial(m.Address)
+	c, err := load.Dial(m.Address)
 	if err != nil {
 		return err
 	}
@@ -125,7 +122,7 @@ func (m *Member) read() error {
 func (m *Member) Dial(n int) (Conns, error) {
 	var conns Conns
 	for range n {
-		c, err := h2.Dial(m.Address)
+		c, err := load.Dial(m.Address)
 		if err != nil {
 			conns.Close()
 			return nil, fmt.Errorf("%s: %w", m.Name, err)
@@ -136,7 +133,7 @@ func (m *Member) Dial(n int) (Conns, error) {
 }
 
 // Conns are connections to one member.
-type Conns []*h2.Conn
+type Conns []*load.Conn
 
 // Close closes all of them.
 func (cs Conns) Close() {
@@ -161,6 +158,9 @@ func (m *Member) Close() error {
 	}
 	return errors.Join(err, os.RemoveAll(m.dir))
 }
+
+// PID is the process id of the running member.
+func (m *Member) PID() int { return m.cmd.Process.Pid }
 
 func (m *Member) running() bool {
 	if m.exited == nil {

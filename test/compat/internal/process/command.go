@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-const commandWithin = 30 * time.Second
+const commandWithin = 2 * time.Minute
 
 // Command is one run of a command-line tool.
 type Command struct {

@@ -20,11 +20,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/engram-kv/engram/test/internal/cluster"
 )
 
 const (
-	readyWithin = 30 * time.Second
-	stopWithin  = 20 * time.Second
+	readyWithin = time.Minute
+	stopWithin  = time.Minute
 	startTries  = 3 // a port found free may be taken by another process before the member listens on it
 	logTail     = 4 << 10
 	maxMessage  = 64 << 20
@@ -36,6 +38,7 @@ type Options struct {
 	Dir     string   // holds the data directory and the log; must exist
 	Name    string   // the member's name, also the prefix of files in Dir
 	Flags   []string // added to the command line after the flags every member gets
+	Secure  bool     // listen for clients on an https URL as well
 }
 
 // Server is one running member and a connection to it. It is for one goroutine, apart from Conn, which any may use.
@@ -43,6 +46,7 @@ type Server struct {
 	Name      string
 	ClientURL string // http://127.0.0.1:port
 	PeerURL   string
+	SecureURL string // https://127.0.0.1:port, if Options.Secure
 	DataDir   string
 
 	options Options
@@ -58,8 +62,13 @@ func Start(o Options) (*Server, error) {
 	var err error
 	for range startTries {
 		s := &Server{Name: o.Name, options: o, DataDir: filepath.Join(o.Dir, o.Name+".data")}
-		if s.ClientURL, s.PeerURL, err = freeURLs(); err != nil {
+		var addresses []string
+		if addresses, err = freeAddresses(3); err != nil {
 			return nil, err
+		}
+		s.ClientURL, s.PeerURL = "http://"+addresses[0], "http://"+addresses[1]
+		if o.Secure {
+			s.SecureURL = "https://" + addresses[2]
 		}
 		if s.log, err = os.Create(filepath.Join(o.Dir, o.Name+".log")); err != nil {
 			return nil, err
@@ -119,10 +128,14 @@ func (s *Server) LogTail() string {
 }
 
 func (s *Server) run() error {
+	listen := s.ClientURL
+	if s.SecureURL != "" {
+		listen += "," + s.SecureURL
+	}
 	args := append([]string{
 		"--name=" + s.Name,
 		"--data-dir=" + s.DataDir,
-		"--listen-client-urls=" + s.ClientURL,
+		"--listen-client-urls=" + listen,
 		"--advertise-client-urls=" + s.ClientURL,
 		"--listen-peer-urls=" + s.PeerURL,
 		"--initial-advertise-peer-urls=" + s.PeerURL,
@@ -208,6 +221,16 @@ func upToDate(a *etcdserverpb.StatusResponse) bool {
 	return a.StorageVersion != "" && minor(a.StorageVersion) == minor(a.Version)
 }
 
+// Died says whether the process ends by itself within seconds, saying what: its connections break before it is gone.
+func (s *Server) Died(saying string) bool {
+	select {
+	case <-s.exited:
+		return strings.Contains(s.LogTail(), saying)
+	case <-time.After(5 * time.Second):
+		return false
+	}
+}
+
 func (s *Server) running() bool {
 	select {
 	case <-s.exited:
@@ -236,17 +259,17 @@ func (s *Server) end(sig syscall.Signal) error {
 	}
 }
 
-func freeURLs() (client, peer string, err error) {
-	var urls [2]string
-	for i := range urls {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+// freeAddresses returns addresses on loopback that nobody listens on, and that no outgoing connection takes while the member is down.
+func freeAddresses(n int) ([]string, error) {
+	free := make([]string, n)
+	for i := range free {
+		port, err := cluster.FreePort()
 		if err != nil {
-			return "", "", err
+			return nil, err
 		}
-		defer l.Close()
-		urls[i] = "http://" + l.Addr().String()
+		free[i] = net.JoinHostPort("127.0.0.1", port)
 	}
-	return urls[0], urls[1], nil
+	return free, nil
 }
 
 // Reset ends the member and starts it again without data, on the same addresses: it has the same IDs as before.

@@ -96,6 +96,8 @@ func (r *Runner) start(t *testing.T, flags []string) {
 	if r.pair != nil {
 		r.pair.Close()
 	}
+	// Their defaults differ, and Status tells the quota.
+	flags = append([]string{"--quota-backend-bytes=2147483648"}, flags...)
 	pair, err := process.StartPair(r.Reference, r.Subject, t.TempDir(), flags...)
 	if err != nil {
 		t.Fatal(err)

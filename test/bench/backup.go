@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/engram-kv/engram/test/bench/internal/load"
+	"github.com/engram-kv/engram/test/bench/internal/member"
+)
+
+const (
+	streaming = "streaming"
+	saving    = "saving"
+)
+
+// backup is the p99 of puts while a backup is taken: by a client that drops it, so that only the server has work, and by one that
+// saves and checks it on the server's own disk.
+var backup = scenario{
+	name: "backup",
+	about: fmt.Sprintf("a backup of a store of twice -size bytes, beside puts at %d/s, open loop: for a client that drops it, and saved on the same disk by `engram ctl snapshot save`",
+		steadyPuts),
+	figures: append(append(
+		append([]figure{{name: "backup, " + streaming, unit: "ms"}}, besideFigures(streaming, true)...),
+		figure{name: "backup, " + saving, unit: "ms"}), besideFigures(saving, true)...),
+	prepare: func(e *env) error {
+		return e.with(4, func(c member.Conns) error {
+			return load.FillDistinct(c, int(2*e.storeBytes)/e.valueBytes, e.valueBytes)
+		})
+	},
+	measure: func(e *env) (sample, error) {
+		out := sample{}
+		for _, way := range []struct {
+			doing string
+			take  func(context.Context) error
+		}{{streaming, e.streamBackup}, {saving, e.saveBackup}} {
+			if err := settle([]*env{e}, e.settle); err != nil {
+				return nil, err
+			}
+			var took time.Duration
+			got, err := e.besidePuts(way.doing, load.RandomPutFrom(load.MaxKeys-putsApart, putsApart, smallValue), func(ctx context.Context) error {
+				began := time.Now()
+				err := way.take(ctx)
+				took = time.Since(began)
+				return err
+			})
+			if err != nil {
+				return nil, fmt.Errorf("%s a backup: %w", way.doing, err)
+			}
+			maps.Copy(out, got)
+			out["backup, "+way.doing] = millis(took)
+		}
+		return out, nil
+	},
+}
+
+// client is the official one.
+func (e *env) client() (*clientv3.Client, error) {
+	return clientv3.New(clientv3.Config{Endpoints: []string{e.Address}})
+}
+
+// streamBackup takes a backup and drops it.
+func (e *env) streamBackup(ctx context.Context) error {
+	c, err := e.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	blobs, err := c.Snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	size, err := io.Copy(io.Discard, blobs)
+	if err == nil && size < 2*e.storeBytes {
+		err = fmt.Errorf("the backup has %d bytes, the store %d", size, 2*e.storeBytes)
+	}
+	return errors.Join(err, blobs.Close())
+}
+
+// saveBackup saves one, with our own client whichever the server is.
+func (e *env) saveBackup(ctx context.Context) error {
+	path := filepath.Join(e.dir, e.Name+"-backup.db")
+	text, err := exec.CommandContext(ctx, e.b.client(), "ctl", "--endpoints=http://"+e.Address, "snapshot", "save", path).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("engram ctl snapshot save: %w\n%s", err, text)
+	}
+	return os.Remove(path)
+}
+
+// client is the program that has ours.
+func (b *bench) client() string { return b.systems[len(b.systems)-1].program }

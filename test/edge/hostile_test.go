@@ -1,0 +1,194 @@
+package edge
+
+import (
+	"context"
+	"crypto/tls"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/engram-kv/engram/test/edge/member"
+	"github.com/engram-kv/engram/test/internal/stall"
+)
+
+const (
+	poll = 20 * time.Millisecond // of another process: there is no event to wait for
+
+	// What the good client gets at worst while the machine's cores are shared with an attacker.
+	worstShare = 500 * time.Millisecond // of all calls but one in a hundred
+	worst      = 3 * time.Second        // of all
+
+	// On a machine that is busy with other things it is so many times what it is while nobody attacks.
+	busy = 20
+
+	// A process in Go takes memory ahead of its need; what an attack may make a member hold comes on top.
+	slack = 64 << 20
+)
+
+// battle is a member with a good client beside the hostile ones.
+type battle struct {
+	*member.Member
+	t    testing.TB
+	good *good
+	tls  *tls.Config
+	ease float64 // CPU seconds per second that the good client alone costs
+
+	stalls            *stall.Watch
+	worstShare, worst time.Duration // for the good client, beside what the machine withholds from everybody
+}
+
+// begin starts a member and the good client.
+func begin(t testing.TB, flags ...string) *battle {
+	t.Helper()
+	return beside(t, member.Start(t, 0, flags...))
+}
+
+// beside starts the good client of a member.
+func beside(t testing.TB, m *member.Member) *battle {
+	t.Helper()
+	b := &battle{t: t, Member: m, worstShare: worstShare, worst: worst}
+	var err error
+	b.stalls, err = stall.Begin()
+	check(t, err)
+	t.Cleanup(func() { check(t, b.stalls.Close()) })
+	b.tls = b.ClientTLS(t, "")
+	b.good = beGood(t, b.Member, false)
+	t.Cleanup(func() { b.good.end(t) })
+	b.good.lap()
+	before, began := b.cpu(), time.Now()
+	<-time.After(time.Second) // the measure is the time
+	b.ease = (b.cpu() - before).Seconds() / time.Since(began).Seconds()
+	latencies, errs := b.good.lap()
+	if len(errs) > 0 || len(latencies) == 0 {
+		t.Fatalf("nobody attacks, and the good client has %d answers, and errors: %v", len(latencies), errs)
+	}
+	b.worstShare = max(b.worstShare, busy*share(latencies, 990))
+	t.Logf("quiet: the good client costs %.3f cores, 99%% within %v, the worst %v", b.ease, share(latencies, 990).Round(time.Millisecond), share(latencies, 1000).Round(time.Millisecond))
+	return b
+}
+
+func (b *battle) cpu() time.Duration {
+	b.t.Helper()
+	d, err := b.CPU()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return d
+}
+
+func (b *battle) memory() int64 {
+	b.t.Helper()
+	now, _, err := b.Memory()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return now
+}
+
+// limits are the counts of the member's limits by reason.
+func (b *battle) limits(t testing.TB) map[string]float64 {
+	t.Helper()
+	all, err := b.Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]float64{}
+	for name, v := range all {
+		if reason, ok := strings.CutPrefix(name, `engram_grpc_limits_total{reason="`); ok {
+			out[strings.TrimSuffix(reason, `"}`)] = v
+		}
+	}
+	return out
+}
+
+// watcher sees what happens to a member during an attack.
+type watcher struct {
+	b      *battle
+	began  time.Time
+	cpu    time.Duration
+	memory int64
+	limits map[string]float64
+	most   atomic.Int64
+	stop   func()
+}
+
+// watch begins to look.
+func (b *battle) watch(t testing.TB) *watcher {
+	t.Helper()
+	b.good.lap()
+	w := &watcher{b: b, began: time.Now(), cpu: b.cpu(), memory: b.memory(), limits: b.limits(t)}
+	done := make(chan struct{})
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(poll):
+				if now, _, err := b.Memory(); err == nil && now > w.most.Load() {
+					w.most.Store(now)
+				}
+			}
+		}
+	})
+	w.stop = sync.OnceFunc(func() { close(done); looking.Wait() })
+	t.Cleanup(w.stop)
+	return w
+}
+
+// met waits until the member has counted a reason since the attack began, or ctx ends.
+func (w *watcher) met(ctx context.Context, t testing.TB, reason string) {
+	t.Helper()
+	for member.Engram() && w.b.limits(t)[reason] <= w.limits[reason] {
+		select {
+		case <-time.After(poll):
+		case <-ctx.Done():
+			t.Errorf("the member did not meet its limit %q: %v", reason, ctx.Err())
+			return
+		}
+	}
+}
+
+// judge checks what was seen: memory, the good client's service, and that the member counted a reason. spent gets the CPU
+// time beyond that of the good client.
+func (w *watcher) judge(t testing.TB, memory int64, reason string, spent func(time.Duration)) {
+	t.Helper()
+	w.stop()
+	took := time.Since(w.began)
+	cpu := w.b.cpu() - w.cpu - time.Duration(w.b.ease*float64(took))
+	latencies, errs := w.b.good.lap()
+	grown := w.most.Load() - w.memory
+	most, last := share(latencies, 990), share(latencies, 1000)
+	t.Logf("%v: %v of CPU, %d MiB more memory; the good client: %d answers, 99%% within %v, the worst %v",
+		took.Round(time.Millisecond), cpu.Round(time.Millisecond), grown>>20, len(latencies), most.Round(time.Millisecond), last.Round(time.Millisecond))
+	spent(max(0, cpu))
+	if memory += slack; grown > memory {
+		t.Errorf("it took %d MiB more memory, at most %d are in order", grown>>20, memory>>20)
+	}
+	if len(errs) > 0 {
+		t.Errorf("the good client had %d errors, the first: %v", len(errs), errs[0])
+	}
+	// In a moment there are too few answers to tell a share of them.
+	stood := w.b.stalls.Longest(w.began)
+	if member.Long() && most > w.b.worstShare+stood || last > w.b.worst+stood {
+		t.Errorf("the good client waited too long: 99%% may take %v, and the worst %v, and %v were the machine's", w.b.worstShare, w.b.worst, stood)
+	}
+	if !member.Engram() {
+		return
+	}
+	now := w.b.limits(t)
+	counted := map[string]float64{}
+	for r, n := range now {
+		if n > w.limits[r] {
+			counted[r] = n - w.limits[r]
+		}
+	}
+	t.Logf("limits met: %v", counted)
+	if reason != "" && counted[reason] == 0 {
+		t.Errorf("engram_grpc_limits_total{reason=%q} did not count it, of %v", reason, slices.Sorted(maps.Keys(now)))
+	}
+}
