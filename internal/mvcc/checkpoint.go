@@ -35,15 +35,21 @@ const (
 	checkpointHead  = 8 + 8 + 8
 	// checkpointBlock is the size at which a block ends.
 	checkpointBlock = 64 << 10
-	// maxCheckpointBlock refuses lengths that only damage can explain. A block
-	// is longer than checkpointBlock by at most one key and its history.
-	maxCheckpointBlock = 1 << 30
 
 	checkpointCategory = "index-checkpoint" // of the file's writes, for Pebble's vfs
 )
 
+// maxCheckpointBlock refuses lengths that only damage can explain. A block is
+// longer than checkpointBlock by at most one key and its history; one with more is
+// not written. Only a test changes it.
+var maxCheckpointBlock uint32 = 1 << 30
+
 // errCheckpoint says that a checkpoint file is damaged.
 var errCheckpoint = errors.New("mvcc: damaged index checkpoint")
+
+// errNoCheckpoint says that a checkpoint was given up, for a reason with which the
+// member can live: the next start is slower.
+var errNoCheckpoint = errors.New("mvcc: no index checkpoint")
 
 // writeCheckpoint writes the index of r, with memory for one block.
 func writeCheckpoint(out io.Writer, r Root, applied uint64) error {
@@ -52,34 +58,20 @@ func writeCheckpoint(out io.Writer, r Root, applied uint64) error {
 	head = binary.BigEndian.AppendUint64(head, uint64(r.revision))
 	head = binary.BigEndian.AppendUint64(head, applied)
 	w.Write(binary.BigEndian.AppendUint32(head, crc32.Checksum(head, castagnoli)))
-	var (
-		block []byte
-		enc   index.Encoder
-		keys  uint64
-		err   error
-	)
-	flush := func() error {
+	var keys uint64
+	err := r.index.Encode(checkpointBlock, func(block []byte, records int) error {
+		if uint64(len(block)) > uint64(maxCheckpointBlock) {
+			return fmt.Errorf("%w: a key has a history of %d bytes, more than a block of %d can hold: compact more often", errNoCheckpoint, len(block), maxCheckpointBlock)
+		}
 		var h [8]byte
 		binary.BigEndian.PutUint32(h[:], uint32(len(block)))
 		binary.BigEndian.PutUint32(h[4:], crc32.Checksum(block, castagnoli))
 		w.Write(h[:])
 		_, err := w.Write(block) // an error sticks, so the last one tells
-		block = block[:0]
-		enc.Reset()
+		keys += uint64(records)
 		runtime.Gosched() // all of the index at once would keep a processor from the requests for long
 		return err
-	}
-	r.index.Walk(nil, func(rec *index.Record) bool {
-		block = enc.Append(block, rec)
-		keys++
-		if len(block) >= checkpointBlock {
-			err = flush()
-		}
-		return err == nil
 	})
-	if err == nil && len(block) > 0 {
-		err = flush()
-	}
 	if err != nil {
 		return err
 	}
@@ -347,11 +339,7 @@ func (v *saver) write(r Root, applied uint64) (err error) {
 	return f.Sync()
 }
 
-// errNoRoom says that a checkpoint was given up because it would have taken more
-// than Options.Room.
-var errNoRoom = errors.New("the disk has too little room for it")
-
-// limited is a writer that has room for so many bytes.
+// limited is a writer that has room for so many bytes, those of Options.Room.
 type limited struct {
 	w    io.Writer
 	room int64
@@ -359,7 +347,7 @@ type limited struct {
 
 func (l *limited) Write(b []byte) (int, error) {
 	if l.room -= int64(len(b)); l.room < 0 {
-		return 0, errNoRoom
+		return 0, fmt.Errorf("%w: the disk has too little room for it", errNoCheckpoint)
 	}
 	return l.w.Write(b)
 }

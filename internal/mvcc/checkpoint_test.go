@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -90,6 +91,63 @@ func TestCheckpointDamage(t *testing.T) {
 	}
 	if _, _, _, err := readBack(append(good, 0)); !errors.Is(err, errCheckpoint) {
 		t.Fatalf("one byte more: %v", err)
+	}
+}
+
+// A checkpoint takes little memory beside a block, also for a key that was written
+// very often.
+func TestCheckpointOfLongHistory(t *testing.T) {
+	f := newFixture(t, nil)
+	const n = 200_000
+	for range 20 {
+		f.apply(func(w *Writer) {
+			for range n / 20 {
+				w.Begin()
+				w.Put([]byte("hot"), []byte("v"), 0)
+				w.End()
+			}
+		})
+	}
+	var out bytes.Buffer
+	out.Grow(16 * n)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f.check(writeCheckpoint(&out, f.Root(), f.index))
+	runtime.ReadMemStats(&after)
+	if got := after.TotalAlloc - before.TotalAlloc; got > 8*uint64(out.Len())+1<<20 {
+		t.Errorf("a checkpoint of %d bytes allocated %d", out.Len(), got)
+	}
+	ix, _, _, err := readBack(out.Bytes())
+	f.check(err)
+	if got := ix.History(); got != n-1 {
+		t.Errorf("%d superseded revisions, want %d", got, n-1)
+	}
+}
+
+// A history that no block can hold makes no file that a start would call damaged.
+func TestCheckpointBlockTooLong(t *testing.T) {
+	defer func(most uint32) { maxCheckpointBlock = most }(maxCheckpointBlock)
+	f := newFixture(t, nil)
+	f.put("a", "1", "b", "1")
+	for i := range 300 {
+		f.put("hot", fmt.Sprint(i))
+	}
+	var out bytes.Buffer
+	maxCheckpointBlock = 400
+	if err := writeCheckpoint(&out, f.Root(), f.index); !errors.Is(err, errNoCheckpoint) {
+		t.Errorf("a block beyond the limit: %v", err)
+	}
+	f.reopen() // without a checkpoint
+	f.check(f.saverHolds(false))
+	f.compact(100)
+	f.work()
+	f.check(f.saverHolds(false))
+	f.compact(f.Root().Revision()) // after which one can be made
+	f.work()
+	f.reopen()
+	f.check(f.saverHolds(true))
+	if got := f.Root().Keys(); got != 3 {
+		t.Errorf("%d keys, want 3", got)
 	}
 }
 

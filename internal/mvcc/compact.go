@@ -133,7 +133,7 @@ func (s *Store) CompactStep() (more bool, pause time.Duration, err error) {
 
 // prune takes superfluous revisions of some keys out of the index.
 func (s *Store) prune(j *compactJob) {
-	j.from = s.tree.Compact(j.rev, j.from, s.o.CompactionBatch, func(Revision, uint32, bool) {})
+	j.from = s.tree.Compact(j.rev, j.from, s.o.CompactionBatch, nil)
 	s.root.index = s.tree.Root()
 	if j.from == nil {
 		j.phase = phaseWait

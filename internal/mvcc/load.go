@@ -49,7 +49,7 @@ func (s *Store) load(m meta) error {
 	if s.root.compacted >= 0 {
 		s.root.usageBytes -= s.usage.compact(s.root.compacted)
 		for from := []byte(nil); ; {
-			if from = s.tree.Compact(s.root.compacted, from, 1<<16, func(Revision, uint32, bool) {}); from == nil {
+			if from = s.tree.Compact(s.root.compacted, from, 1<<16, nil); from == nil {
 				break
 			}
 		}
@@ -181,10 +181,11 @@ func (s *Store) loadAll(m meta) error {
 	parts := make([][]scanned, n)
 	errs := make([]error, n)
 	var wg sync.WaitGroup
+	part := m.last / int64(n)
 	for i := range n {
-		from, to := m.last*int64(i)/int64(n)+1, m.last*int64(i+1)/int64(n)+1
-		if i == 0 {
-			from = 0
+		from, to := int64(i)*part, int64(i+1)*part
+		if i == n-1 {
+			to = 0 // the rest
 		}
 		wg.Go(func() { parts[i], errs[i] = s.scanPart(from, to) })
 	}
@@ -200,10 +201,9 @@ func (s *Store) loadAll(m meta) error {
 	return nil
 }
 
+// scanPart reads the records with from <= main < to, all from from on if to is 0,
+// and sorts them.
 func (s *Store) scanPart(from, to int64) (out []scanned, err error) {
-	if from >= to {
-		return nil, nil
-	}
 	lower, upper := storage.RevisionBounds(from, to)
 	var (
 		keys   []byte

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -224,6 +225,9 @@ func (d *differential) randomRangeOptions(m *model) RangeOptions {
 		Target:    SortTarget(d.rnd.IntN(5)),
 		CountOnly: d.rnd.IntN(8) == 0,
 		KeysOnly:  d.rnd.IntN(4) == 0,
+	}
+	if d.rnd.IntN(8) == 0 {
+		o.Limit = math.MaxInt64 >> d.rnd.IntN(3) // as good as none
 	}
 	if d.rnd.IntN(2) == 0 {
 		o.Revision = m.compacted - 1 + d.rnd.Int64N(m.revision-m.compacted+3)

@@ -178,7 +178,7 @@ type RangeOptions struct {
 	Order                                SortOrder
 	Target                               SortTarget
 	// MaxBytes stops the read with ErrTooBig once the encoded KeyValues pass
-	// it. 0 means no limit.
+	// it, in a sort by value those that the sort has to keep. 0 means no limit.
 	MaxBytes int64
 	// NoCount leaves RangeResult.Count 0: for the later chunks of a stream,
 	// which move the start of the range past the last key they got.

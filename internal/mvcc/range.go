@@ -20,6 +20,9 @@ func (v *View) Range(ctx context.Context, key, end []byte, o RangeOptions) (Rang
 	if err != nil {
 		return RangeResult{}, err
 	}
+	if o.Limit > mostKeys {
+		o.Limit = 0
+	}
 	if len(end) == 0 && !o.KeysOnly && !o.CountOnly && !o.filtered() {
 		return v.one(ctx, key, v.at(rev), &o)
 	}
@@ -38,6 +41,9 @@ func (v *View) Range(ctx context.Context, key, end []byte, o RangeOptions) (Rang
 	}
 	return res, err
 }
+
+// mostKeys is more than any range has: a limit beyond it is none.
+const mostKeys = 1 << 40
 
 // one is Range for a single key, of which the whole is asked for.
 func (v *View) one(ctx context.Context, key []byte, at int64, o *RangeOptions) (res RangeResult, err error) {
@@ -87,8 +93,7 @@ type reader struct {
 	// kvs are the values of the first items: all of them in the end, but until
 	// the cut only where the order depends on them.
 	kvs     [][]byte
-	fresh   int64 // bytes of the items since the last order
-	ordered bool  // the first items are no longer in key order
+	ordered bool // the first items are no longer in key order
 
 	last  *slab // that pinned has counted
 	slabs map[*slab]struct{}
@@ -135,7 +140,7 @@ func (r *reader) run() (res RangeResult, err error) {
 	if err := r.fill(); err != nil {
 		return res, err
 	}
-	if r.o.KeysOnly && r.o.Target == TargetValue {
+	if r.o.KeysOnly && r.o.sortsValues() {
 		for i, kv := range r.kvs {
 			if r.kvs[i], err = withoutValue(kv); err != nil {
 				return res, err
@@ -181,14 +186,30 @@ const (
 	sortBytes = 8 << 20
 )
 
+// sortsValues says that the order needs all values, also those of an answer
+// without them.
+func (o *RangeOptions) sortsValues() bool { return o.Target == TargetValue }
+
+// weight is what MaxBytes bounds of an item: what the answer has of it, or what
+// the order needs.
+func (o *RangeOptions) weight(it *index.Item) int64 {
+	if o.KeysOnly && !o.sortsValues() {
+		kv := keyOnly(it)
+		return int64(kv.size())
+	}
+	return int64(it.Size)
+}
+
 // gather collects the items that may be part of the answer. What it holds is
-// bounded by MaxBytes or by the limit, not by the range.
+// bounded by MaxBytes or by the limit, not by the range; values that an order
+// needs are bounded by MaxBytes and sortBytes.
 func (r *reader) gather() error {
 	var (
 		filtered = r.o.filtered()
 		limit    = max(r.o.Limit, 0)
 		most     int64 // items to gather, 0 for all
-		bytes    int64 // of an answer that has all items
+		bytes    int64 // that the items weigh
+		fresh    int64 // of those gathered since the last cut
 		check    = walkCheck{ctx: r.ctx}
 		err      error
 	)
@@ -209,20 +230,25 @@ func (r *reader) gather() error {
 		if n == most {
 			return false
 		}
-		size := int64(it.Size)
-		if r.o.KeysOnly {
-			kv := keyOnly(&it)
-			size = int64(kv.size())
-		}
-		bytes += size
-		r.fresh += int64(it.Size)
+		weight := r.o.weight(&it)
+		bytes, fresh = bytes+weight, fresh+weight
+		heavy := r.o.sortsValues() && fresh > sortBytes
 		switch {
 		case limit == 0 || most > 0:
 			err = r.o.tooBig(bytes) // nothing of this will be cut
-		case n > 2*limit+sortKeys || r.o.Target == TargetValue && r.fresh > sortBytes:
-			if err = r.order(); err == nil {
-				r.cut(limit + 1)
+		case n > 2*limit+sortKeys || heavy && n > limit:
+			if err = r.order(); err != nil {
+				break
 			}
+			r.cut(limit + 1)
+			if bytes, fresh = 0, 0; r.o.sortsValues() {
+				for i := range r.items[:limit] {
+					bytes += r.o.weight(&r.items[i])
+				}
+				err = r.o.tooBig(bytes)
+			}
+		case heavy: // a sort would cut nothing yet
+			fresh, err = 0, r.o.tooBig(bytes)
 		}
 		return err == nil
 	})
@@ -269,7 +295,6 @@ func (r *reader) cut(n int64) {
 // order sorts what was gathered so far. Ties keep key order.
 func (r *reader) order() error {
 	descend := r.o.Order == OrderDescend
-	r.fresh = 0
 	var by func(a, b *index.Item) int
 	switch r.o.Target {
 	case TargetVersion:
@@ -347,7 +372,7 @@ func (r *reader) values(items []index.Item) ([][]byte, error) {
 		return nil, nil
 	}
 	out := make([][]byte, len(items))
-	if r.o.KeysOnly && r.o.Target != TargetValue {
+	if r.o.KeysOnly && !r.o.sortsValues() {
 		encodeKeys(out, items)
 		return out, nil
 	}
@@ -356,7 +381,7 @@ func (r *reader) values(items []index.Item) ([][]byte, error) {
 		cold  []int
 	)
 	for i := range items {
-		if bytes += int64(items[i].Size); r.o.MaxBytes > 0 && bytes > r.o.MaxBytes && r.o.Target != TargetValue {
+		if bytes += int64(items[i].Size); r.o.MaxBytes > 0 && bytes > r.o.MaxBytes && !r.o.sortsValues() {
 			return nil, r.o.tooBig(bytes)
 		}
 		var s *slab

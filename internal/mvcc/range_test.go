@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -46,6 +47,26 @@ func TestLongSortWithLimit(t *testing.T) {
 			}
 		}
 	}
+	// A limit beyond all keys cuts nothing, however large it is.
+	for _, o := range []RangeOptions{
+		{},
+		{KeysOnly: true},
+		{MinMod: 100},
+		{Order: OrderDescend},
+		{Target: TargetMod, Order: OrderAscend},
+		{Target: TargetVersion, Order: OrderDescend, Revision: keys},
+		{Target: TargetValue, Order: OrderAscend},
+	} {
+		all, err := v.Range(context.Background(), []byte("k"), []byte("l"), o)
+		f.check(err)
+		for _, o.Limit = range []int64{keys, 1 << 62, math.MaxInt64} {
+			got, err := v.Range(context.Background(), []byte("k"), []byte("l"), o)
+			f.check(err)
+			if got.More || got.Count != all.Count || !slices.EqualFunc(got.KVs, all.KVs, bytes.Equal) {
+				t.Errorf("%+v: %d keys of %d, more %v; without a limit %d of %d", o, len(got.KVs), got.Count, got.More, len(all.KVs), all.Count)
+			}
+		}
+	}
 }
 
 // A read that will be too big stops early, whatever its options.
@@ -71,12 +92,65 @@ func TestTooBig(t *testing.T) {
 		if res, err := v.Range(context.Background(), []byte("k"), []byte("l"), o); !errors.Is(err, ErrTooBig) {
 			t.Errorf("%+v: %d bytes, %v", o, res.Bytes, err)
 		}
-		o.MaxBytes = 0
-		res, err := v.Range(context.Background(), []byte("k"), []byte("l"), o)
+		whole := o
+		whole.MaxBytes = 0
+		if o.Target == TargetValue {
+			whole.KeysOnly = false // the sort takes the values
+		}
+		res, err := v.Range(context.Background(), []byte("k"), []byte("l"), whole)
 		f.check(err)
 		o.MaxBytes = res.Bytes
-		if again, err := v.Range(context.Background(), []byte("k"), []byte("l"), o); err != nil || again.Bytes != res.Bytes {
+		if again, err := v.Range(context.Background(), []byte("k"), []byte("l"), o); err != nil || len(again.KVs) != len(res.KVs) {
 			t.Errorf("%+v: exactly %d bytes are allowed, %v", o, res.Bytes, err)
+		}
+	}
+}
+
+// A sort by value holds values, also of keys that its answer will not have or
+// will have alone: these count.
+func TestTooBigToSort(t *testing.T) {
+	f := newFixture(t, nil)
+	const (
+		keys, value = 40, 1 << 20
+		most        = 16 * value
+	)
+	for i := range keys {
+		f.put(fmt.Sprintf("k%02d", i), fmt.Sprintf("%02d", i*37%keys)+strings.Repeat("v", value))
+	}
+	v := f.view()
+	for _, o := range []RangeOptions{
+		{KeysOnly: true},
+		{KeysOnly: true, Limit: keys - 1},
+		{KeysOnly: true, Limit: keys / 2},
+		{Limit: keys - 1},
+		{Limit: 10},
+		{Limit: 10, KeysOnly: true},
+	} {
+		o.Target, o.Order, o.MaxBytes = TargetValue, OrderDescend, most
+		r := reader{v: v, ctx: t.Context(), o: o, index: v.root.index, key: []byte("k"), end: []byte("l")}
+		err := r.gather()
+		if big := o.Limit != 10; errors.Is(err, ErrTooBig) != big {
+			t.Errorf("%+v: gathered with error %v", o, err)
+		}
+		var held int64
+		for _, kv := range r.kvs {
+			held += int64(len(kv))
+		}
+		if held > most+sortBytes+2*value {
+			t.Errorf("%+v: %d bytes of values are held", o, held)
+		}
+		res, err := v.Range(t.Context(), []byte("k"), []byte("l"), o)
+		if o.Limit != 10 {
+			if !errors.Is(err, ErrTooBig) {
+				t.Errorf("%+v: %d keys, %v", o, len(res.KVs), err)
+			}
+			continue
+		}
+		f.check(err)
+		for i, kv := range res.KVs {
+			if got, want := string(keyOf(kv)), fmt.Sprintf("k%02d", (keys-1-i)*13%keys); got != want {
+				t.Errorf("%+v: key %d is %s, not %s", o, i, got, want) // 13 undoes 37
+			}
 		}
 	}
 }

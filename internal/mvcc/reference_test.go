@@ -136,8 +136,8 @@ func (m *model) rangeOf(key, end []byte, o RangeOptions) (RangeResult, error) {
 		return res, nil
 	}
 	filters := o.MinMod != 0 || o.MaxMod != 0 || o.MinCreate != 0 || o.MaxCreate != 0
-	if (o.Order == OrderNone || o.Target == TargetKey && o.Order == OrderAscend) && !filters && o.Limit > 0 {
-		live = live[:min(len(live), int(o.Limit)+1)]
+	if (o.Order == OrderNone || o.Target == TargetKey && o.Order == OrderAscend) && !filters && o.Limit > 0 && int64(len(live)) > o.Limit {
+		live = live[:o.Limit+1]
 	}
 	live = slices.DeleteFunc(live, func(r modelRecord) bool {
 		return o.MinMod != 0 && r.kv.mod < o.MinMod || o.MaxMod != 0 && r.kv.mod > o.MaxMod ||

@@ -215,7 +215,7 @@ func setRevisionRow(b *storage.Batch, row string, rev int64) {
 func (s *Store) Close() error {
 	s.Abandon()
 	switch err := s.saver.save(s.root, s.index); {
-	case errors.Is(err, errNoRoom):
+	case errors.Is(err, errNoCheckpoint):
 		s.log.Warn("cannot write the index checkpoint, the next start will be slower", "error", err)
 	case err != nil:
 		return fmt.Errorf("mvcc: close: %w", err)

@@ -127,6 +127,13 @@ func (v *View) Value(it index.Item) ([]byte, error) {
 	return kv, nil
 }
 
+// Values is Value of each item, read as a Range reads them: many that are on disk
+// in the order of the log, a few side by side.
+func (v *View) Values(items []index.Item) ([][]byte, error) {
+	r := reader{v: v, ctx: context.Background()}
+	return r.values(items)
+}
+
 // ValueAt returns the encoded KeyValue written at rev, from memory if ref still
 // leads there. ok is false if rev is zero or the record was compacted away,
 // which is no error here: watchers then go without prev_kv.

@@ -18,7 +18,8 @@ import (
 //	w.Committed(); publish w.Root(); deliver w.Events()
 //
 // What it writes is in the store's index at once, so a Writer cannot be given
-// up: if the commit fails, the member stops.
+// up: if it does not come to Committed, the store's owner stops, with Abandon and
+// without CompactStep or Close.
 type Writer struct {
 	s *Store
 	b *storage.Batch
@@ -272,6 +273,12 @@ func (w *Writer) Items(key, end []byte, fn func(index.Item) bool) {
 func (w *Writer) Value(it index.Item) ([]byte, error) {
 	v := View{store: w.s, root: w.rootNow(w.s.tree.Now()), shadowed: w.shadowed}
 	return v.Value(it)
+}
+
+// Values is View.Values of live items.
+func (w *Writer) Values(items []index.Item) ([][]byte, error) {
+	v := View{store: w.s, root: w.rootNow(w.s.tree.Now()), shadowed: w.shadowed}
+	return v.Values(items)
 }
 
 // View reads the store as it is now, inside the batch and even inside a

@@ -231,14 +231,18 @@ func (s *Server) readRange(ctx context.Context, op *state.OpReply, maxBytes int6
 	return res, err
 }
 
-// estimate returns the bytes of key-values in the answer to op, from the index's
-// counts of what its ranges hold at present. Exact says that it is not a guess.
+// estimate returns the bytes of key-values that the answer to op takes, from the
+// index's counts of what its ranges hold at present. Exact says that it is not a
+// guess.
 func estimate(op *state.OpReply) (bytes int64, exact bool) {
 	exact = true
 	if o := &op.Range; op.View != nil && !o.CountOnly {
 		keys, size := op.View.Count(op.Key, op.End)
 		switch {
-		case o.KeysOnly:
+		case o.KeysOnly && o.Target != mvcc.TargetValue: // which takes the values to sort
+			if o.Limit > 0 {
+				keys = min(keys, o.Limit)
+			}
 			size, exact = keys*keyGuess, false
 		case o.Limit > 0 && o.Limit < keys:
 			size, exact = size/keys*(o.Limit+o.Limit/4+1), false

@@ -13,6 +13,8 @@
 //	    where the effect stays and the error is the answer).
 //	M4: a batch ends at a membership entry.
 //	M5: readers take no lock that Apply holds; they see whole moments.
+//	M6: after a batch that failed, memory holds half of it. Nothing goes on from
+//	    there: readers keep the moment before it, and no file is written.
 //
 // DESIGN.md tells why, and names the roads not taken.
 package state
@@ -92,6 +94,7 @@ type Machine struct {
 	alarms  *alarm.Table
 
 	mu      sync.Mutex // held while the state changes
+	failed  error      // of Apply, final
 	applied uint64
 	term    uint64
 	cmd     command.Command
@@ -163,10 +166,15 @@ func Open(o Options) (*Machine, error) {
 	return m, nil
 }
 
-// Close writes what makes the next start fast. The store stays open.
+// Close writes what makes the next start fast, unless Apply has failed. The store
+// stays open.
 func (m *Machine) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.failed != nil {
+		m.kv.Abandon()
+		return nil
+	}
 	return m.kv.Close()
 }
 
@@ -185,23 +193,35 @@ type Snapshot struct {
 	Members       *member.Root
 }
 
-// Snapshot pins the present state. It waits for the batch at hand, and the
-// store keeps what it deletes from then on until the caller closes
+// Snapshot pins the state of the last batch. It waits for the batch at hand, and
+// the store keeps what it deletes from then on until the caller closes
 // Snapshot.Store.
 func (m *Machine) Snapshot() Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return Snapshot{Store: m.store.Snapshot(), Applied: m.applied, Term: m.term, Members: m.members.Root()}
+	now := m.now.Load()
+	return Snapshot{Store: m.store.Snapshot(), Applied: now.applied, Term: now.term, Members: now.members}
 }
 
 // Checkpoint makes what Open reads in two directories that do not exist, on the
 // same file system: the state of a moment between call and return, durable, out
-// of hard links. Apply goes on meanwhile.
+// of hard links. Apply goes on meanwhile. The error is the disk's, or that of the
+// Apply that failed.
 func (m *Machine) Checkpoint(storeDir, indexDir string) error {
-	m.mu.Lock()
-	m.kv.PrepareCheckpoint()
-	m.mu.Unlock()
+	if err := m.prepareCheckpoint(); err != nil {
+		return err
+	}
 	return m.kv.Checkpoint(storeDir, indexDir)
+}
+
+func (m *Machine) prepareCheckpoint() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.failed != nil {
+		return m.failed
+	}
+	m.kv.PrepareCheckpoint()
+	return nil
 }
 
 // Applied returns index and term of the last entry applied, 0 and 0 if none.
@@ -232,11 +252,19 @@ func ConfStateOf(members *member.Root) *raftpb.ConfState {
 
 // Apply runs entries in order and commits their effects. It consumes all of
 // them, or those up to and including the first membership entry, and returns a
-// result for each it consumed. An error is the disk's: the member must stop,
-// and nothing of the batch is visible.
-func (m *Machine) Apply(entries []*raftpb.Entry) ([]Result, error) {
+// result for each it consumed. An error is the disk's, or that of an entry that
+// cannot be understood: the member must stop, and nothing of the batch is visible.
+// All later calls, and those of CompactStep and Checkpoint, return it again.
+func (m *Machine) Apply(entries []*raftpb.Entry) (results []Result, _ error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.failed == nil {
+		results, m.failed = m.apply(entries)
+	}
+	return results, m.failed
+}
+
+func (m *Machine) apply(entries []*raftpb.Entry) ([]Result, error) {
 	sb := m.store.NewBatch()
 	b := &batch{m: m, store: sb, kv: m.kv.NewWriter(sb)}
 	m.auth.Init(sb)
@@ -299,10 +327,14 @@ func (m *Machine) publish(root mvcc.Root) {
 }
 
 // CompactStep does a bounded piece of the physical work that compactions left.
-// It returns whether more is left and how long to pause before it.
+// It returns whether more is left and how long to pause before it. An error is the
+// disk's, or that of the Apply that failed.
 func (m *Machine) CompactStep() (more bool, pause time.Duration, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.failed != nil {
+		return false, 0, m.failed
+	}
 	more, pause, err = m.kv.CompactStep()
 	if err == nil {
 		m.publish(m.kv.Root())

@@ -16,6 +16,8 @@ type Live interface {
 	Item(key []byte) (index.Item, bool)
 	Items(key, end []byte, fn func(index.Item) bool)
 	Value(it index.Item) ([]byte, error)
+	// Values is Value of many items at once.
+	Values(items []index.Item) ([][]byte, error)
 }
 
 // Holds says whether all compares hold, each for every key of its range
@@ -32,22 +34,73 @@ func Holds(live Live, compares []command.Compare) (bool, error) {
 func holds(live Live, c *command.Compare) (bool, error) {
 	if len(c.RangeEnd) == 0 {
 		it, ok := live.Item(c.Key)
-		if !ok {
+		switch {
+		case !ok:
 			return holdsAbsent(c), nil
+		case c.Target != targetValue:
+			return holdsNumber(c, it), nil
 		}
-		return holdsItem(live, c, it)
+		kv, err := live.Value(it)
+		return err == nil && holdsValue(c, kv), err
 	}
 	found, all := false, true
-	var failed error
-	live.Items(c.Key, c.RangeEnd, func(it index.Item) bool {
-		found = true
-		all, failed = holdsItem(live, c, it)
-		return all && failed == nil
-	})
+	if c.Target != targetValue {
+		live.Items(c.Key, c.RangeEnd, func(it index.Item) bool {
+			found, all = true, holdsNumber(c, it)
+			return all
+		})
+	} else {
+		var err error
+		if found, all, err = holdValues(live, c); err != nil {
+			return false, err
+		}
+	}
 	if !found {
 		return holdsAbsent(c), nil
 	}
-	return all, failed
+	return all, nil
+}
+
+// A compare with the values of a range reads those of so many keys at a time: of
+// few at first, for the first may decide, and then of as many as can be read well
+// in bulk. It holds about compareBytes of them.
+const (
+	compareFirst = 16
+	compareMost  = 1024
+	compareBytes = 4 << 20
+)
+
+// holdValues says whether a range has any keys and whether the compare holds for
+// the values of all.
+func holdValues(live Live, c *command.Compare) (found, all bool, err error) {
+	var items []index.Item
+	size, most := 0, compareFirst
+	compare := func() bool {
+		var kvs [][]byte
+		if kvs, err = live.Values(items); err != nil {
+			return false
+		}
+		for _, kv := range kvs {
+			if !holdsValue(c, kv) {
+				return false
+			}
+		}
+		items, size, most = items[:0], 0, min(2*most, compareMost)
+		return true
+	}
+	all = true
+	live.Items(c.Key, c.RangeEnd, func(it index.Item) bool {
+		found = true
+		items, size = append(items, it), size+int(it.Size)
+		if len(items) == most || size >= compareBytes {
+			all = compare()
+		}
+		return all
+	})
+	if all {
+		all = compare()
+	}
+	return found, all, err
 }
 
 // holdsAbsent compares with a key that is not there: as with zeros, but a value
@@ -72,7 +125,11 @@ func number(c *command.Compare) int64 {
 	return c.Number()
 }
 
-func holdsItem(live Live, c *command.Compare, it index.Item) (bool, error) {
+func holdsValue(c *command.Compare, kv []byte) bool {
+	return resultOf(c.Result, bytes.Compare(mvcc.ValueOf(kv), c.Bytes()))
+}
+
+func holdsNumber(c *command.Compare, it index.Item) bool {
 	var have int64
 	switch c.Target {
 	case targetVersion:
@@ -83,16 +140,10 @@ func holdsItem(live Live, c *command.Compare, it index.Item) (bool, error) {
 		have = it.Mod.Main
 	case targetLease:
 		have = it.Lease
-	case targetValue:
-		kv, err := live.Value(it)
-		if err != nil {
-			return false, err
-		}
-		return resultOf(c.Result, bytes.Compare(mvcc.ValueOf(kv), c.Bytes())), nil
 	default: // unknown targets count as equal
-		return resultOf(c.Result, 0), nil
+		return resultOf(c.Result, 0)
 	}
-	return resultOf(c.Result, cmp.Compare(have, c.Number())), nil
+	return resultOf(c.Result, cmp.Compare(have, c.Number()))
 }
 
 // resultOf says whether an ordering satisfies what was asked. An unknown

@@ -27,7 +27,10 @@ const (
 const minCodedRev = 3
 
 // Encoder turns records into bytes. The zero value is ready.
-type Encoder struct{ last []byte }
+type Encoder struct {
+	last   []byte // key
+	before Rev    // of the record at hand
+}
 
 // Reset makes the next record independent of those before, as a Decoder needs
 // it at the start of its block.
@@ -35,44 +38,53 @@ func (e *Encoder) Reset() { e.last = e.last[:0] }
 
 // Append appends a valid record to dst. Ref is left out.
 func (e *Encoder) Append(dst []byte, r *Record) []byte {
-	shared := commonPrefix(e.last, r.Key)
-	rest := r.Key[shared:]
+	dst = e.begin(dst, r.Key, r.Lease, len(r.Revs))
+	for i := range r.Revs {
+		dst = e.rev(dst, &r.Revs[i])
+	}
+	return dst
+}
+
+// begin appends what comes before the revisions.
+func (e *Encoder) begin(dst, key []byte, lease int64, revs int) []byte {
+	shared := commonPrefix(e.last, key)
+	rest := key[shared:]
 	e.last = append(e.last[:shared], rest...)
 
 	dst = binary.AppendUvarint(dst, uint64(shared))
 	dst = binary.AppendUvarint(dst, uint64(len(rest)))
 	dst = append(dst, rest...)
-	if r.Lease != 0 {
-		dst = binary.AppendUvarint(dst, uint64(len(r.Revs))<<1|1)
-		dst = binary.AppendVarint(dst, r.Lease)
-	} else {
-		dst = binary.AppendUvarint(dst, uint64(len(r.Revs))<<1)
+	e.before = Rev{}
+	if lease != 0 {
+		dst = binary.AppendUvarint(dst, uint64(revs)<<1|1)
+		return binary.AppendVarint(dst, lease)
 	}
-	var before Rev
-	for i := range r.Revs {
-		v := &r.Revs[i]
-		var flags byte
-		if v.Tombstone {
-			flags |= codeTombstone
-		}
-		if v.Sub != 0 {
-			flags |= codeSub
-		}
-		if continues(&before, v) {
-			flags |= codeContinues
-		}
-		dst = append(dst, flags)
-		dst = binary.AppendUvarint(dst, uint64(v.Main-before.Main))
-		if v.Sub != 0 {
-			dst = binary.AppendUvarint(dst, uint64(v.Sub))
-		}
-		dst = binary.AppendUvarint(dst, uint64(v.Size))
-		if flags&(codeTombstone|codeContinues) == 0 {
-			dst = binary.AppendUvarint(dst, uint64(v.Main-v.Create))
-			dst = binary.AppendUvarint(dst, uint64(v.Version))
-		}
-		before = *v
+	return binary.AppendUvarint(dst, uint64(revs)<<1)
+}
+
+// rev appends the next revision of the record that was begun.
+func (e *Encoder) rev(dst []byte, v *Rev) []byte {
+	var flags byte
+	if v.Tombstone {
+		flags |= codeTombstone
 	}
+	if v.Sub != 0 {
+		flags |= codeSub
+	}
+	if continues(&e.before, v) {
+		flags |= codeContinues
+	}
+	dst = append(dst, flags)
+	dst = binary.AppendUvarint(dst, uint64(v.Main-e.before.Main))
+	if v.Sub != 0 {
+		dst = binary.AppendUvarint(dst, uint64(v.Sub))
+	}
+	dst = binary.AppendUvarint(dst, uint64(v.Size))
+	if flags&(codeTombstone|codeContinues) == 0 {
+		dst = binary.AppendUvarint(dst, uint64(v.Main-v.Create))
+		dst = binary.AppendUvarint(dst, uint64(v.Version))
+	}
+	e.before = *v
 	return dst
 }
 

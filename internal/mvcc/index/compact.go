@@ -1,6 +1,9 @@
 package index
 
-import "bytes"
+import (
+	"bytes"
+	"slices"
+)
 
 // Compact forgets what no read at rev or later can see: of each key it keeps
 // the revisions newer than rev and the newest of the others, unless that is a
@@ -8,9 +11,10 @@ import "bytes"
 //
 // It works in steps. One call starts at the key from (nil for the first), and
 // prunes at most maxKeys keys, at least one; subtrees that have nothing to
-// prune cost nothing. It calls dropped with each revision that it removes, and
-// returns the key to go on from, or nil when all is done. Between two calls
-// the tree may change and Roots may be taken.
+// prune cost nothing. It calls dropped, if that is not nil, with each revision
+// that it removes, which otherwise it does not even visit, and returns the key to
+// go on from, or nil when all is done. Between two calls the tree may change and
+// Roots may be taken.
 func (t *Tree) Compact(rev int64, from []byte, maxKeys int, dropped func(rev Revision, size uint32, tombstone bool)) (next []byte) {
 	c := &compaction{tree: t, rev: rev, from: from, left: max(1, maxKeys), dropped: dropped}
 	if t.top.sum().prune > rev {
@@ -37,9 +41,8 @@ type compaction struct {
 	left    int    // keys that may still be pruned
 	dropped func(Revision, uint32, bool)
 	next    []byte // set when the step is over and there is more to do
-	bytes   int64  // dropped from the leaf at hand
 
-	entries []entry
+	places []link
 }
 
 // inner prunes below n, which the writer owns.
@@ -55,10 +58,9 @@ func (c *compaction) inner(n *inner) {
 			c.inner(kid)
 			n.kids[i] = child{sum: kid.sum(), inner: kid}
 		} else {
-			c.bytes = 0
-			before := n.leaves[i].total.historyBytes
-			l := c.leaf(n.leaves[i]).own(c.tree.epoch)
-			l.total = l.sum(before - c.bytes)
+			l, historyBytes := c.leaf(n.leaves[i])
+			l = l.own(c.tree.epoch)
+			l.total = l.sum(historyBytes)
 			n.leaves[i] = l
 		}
 	}
@@ -123,8 +125,8 @@ func (c *compaction) prunable(l *leaf, i int) bool {
 }
 
 // leaf prunes the rows of l from c.from on and returns what remains, which is
-// l itself if nothing was pruned.
-func (c *compaction) leaf(l *leaf) *leaf {
+// l itself if nothing was pruned, and the encoded size of what is not live in it.
+func (c *compaction) leaf(l *leaf) (_ *leaf, historyBytes int64) {
 	todo := make([]bool, l.len())
 	some := false
 	for i := range l.len() {
@@ -139,49 +141,57 @@ func (c *compaction) leaf(l *leaf) *leaf {
 		todo[i], some = true, true
 	}
 	if !some {
-		return l
+		return l, l.total.historyBytes
 	}
 	p := newLeaf(c.tree.epoch, l.len(), len(l.keys))
 	for i := range l.len() {
 		r := *l.row(i)
-		c.entries = l.hist.list(r.hist, c.entries[:0])
-		keep := c.entries
-		if todo[i] {
-			gone := false
-			if keep, gone = c.prune(&r, keep); gone {
-				continue
-			}
+		if !todo[i] {
+			c.places = l.hist.places(r.hist, 0, c.places[:0])
+		} else if gone := c.prune(&l.hist, &r); gone {
+			continue
 		}
-		r.hist = p.hist.pushAll(keep)
+		var bytes int64
+		r.hist, bytes = p.hist.copy(&l.hist, c.places)
+		if historyBytes += bytes; !r.live() {
+			historyBytes += int64(r.size)
+		}
 		p.push(l.key(i), r, l.lease(i))
 	}
 	p.seal()
-	return p
+	return p, historyBytes
 }
 
-// prune reports what is dropped of a key and returns the entries that stay;
-// gone says that the row itself went as well.
-func (c *compaction) prune(r *row, entries []entry) (keep []entry, gone bool) {
-	kept := 0 // entries newer than rev, and the survivor
-	newest := r.entry()
+// prune finds the places of the entries of row r that stay: those newer than rev,
+// and the survivor. Gone says that the row itself goes.
+func (c *compaction) prune(h *history, r *row) (gone bool) {
+	c.places = c.places[:0]
 	if r.mod <= c.rev {
-		gone = newest.tombstone && newest.main < c.rev
+		gone = !r.live() && r.mod < c.rev
 	} else {
-		for kept < len(entries) && entries[kept].main > c.rev {
-			kept++
-		}
-		if kept < len(entries) && !(entries[kept].tombstone && entries[kept].main < c.rev) {
-			kept++
+		c.places = h.places(r.hist, c.rev, c.places)
+		if n := len(c.places); n > 0 {
+			var e entry
+			if h.read(c.places[n-1], &e); e.tombstone && e.main < c.rev {
+				c.places = c.places[:n-1]
+			}
 		}
 	}
-	for i := len(entries) - 1; i >= kept; i-- {
-		e := &entries[i]
-		c.bytes += int64(e.size)
+	if c.dropped != nil {
+		c.tell(h, r, gone)
+	}
+	return gone
+}
+
+// tell calls dropped with what does not stay of row r, oldest first.
+func (c *compaction) tell(h *history, r *row, gone bool) {
+	var e entry
+	for _, at := range slices.Backward(h.places(r.hist, 0, nil)[len(c.places):]) {
+		h.read(at, &e)
 		c.dropped(e.rev(), e.size, e.tombstone)
 	}
 	if gone {
-		c.bytes += int64(newest.size)
-		c.dropped(newest.rev(), newest.size, true)
+		e = r.entry()
+		c.dropped(e.rev(), e.size, true)
 	}
-	return entries[:kept], gone
 }

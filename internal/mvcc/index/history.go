@@ -3,6 +3,7 @@ package index
 import (
 	"encoding/binary"
 	"math/bits"
+	"slices"
 )
 
 // link is the place of an entry in a history, plus one; 0 means none.
@@ -235,25 +236,35 @@ func (h *history) oldest(l link, old, next *entry) (found bool) {
 	return found
 }
 
-// list appends the entries from l on back to dst, newest first.
-func (h *history) list(l link, dst []entry) []entry {
+// places appends to dst where the entries from l on back are, newest first, to
+// the first that is not newer than main revision bound. A key may have millions
+// of them: they are decoded one at a time.
+func (h *history) places(l link, bound int64, dst []link) []link {
+	if bound == 0 { // all
+		dst = slices.Grow(dst, int(h.len(l)))
+	}
 	for l != 0 {
 		var e entry
-		h.read(l, &e)
-		dst = append(dst, e)
+		h.links(l, &e)
+		dst = append(dst, l)
+		if e.main <= bound {
+			break
+		}
 		l = e.before
 	}
 	return dst
 }
 
-// pushAll pushes entries that are given newest first, and returns the place of
-// the newest.
-func (h *history) pushAll(entries []entry) link {
-	var l link
-	for i := len(entries) - 1; i >= 0; i-- {
-		l = h.push(&entries[i], l)
+// copy pushes the entries of src at places, which are given newest first, and
+// returns the place of the newest and the encoded size of all revisions.
+func (h *history) copy(src *history, places []link) (l link, bytes int64) {
+	var e entry
+	for _, from := range slices.Backward(places) {
+		src.read(from, &e)
+		bytes += int64(e.size)
+		l = h.push(&e, l)
 	}
-	return l
+	return l, bytes
 }
 
 // uvarint decodes a number that push has written.

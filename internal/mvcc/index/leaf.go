@@ -287,6 +287,21 @@ func (l *leaf) historyBytes(lo, hi int) (n int64) {
 	return n
 }
 
+// revs calls fn with every retained revision of row i, oldest first, given the
+// places of its history. The next call overwrites a Rev.
+func (l *leaf) revs(i int, places []link, fn func(*Rev)) {
+	var e entry
+	var rev Rev
+	for _, at := range slices.Backward(places) {
+		l.hist.read(at, &e)
+		rev = e.record()
+		fn(&rev)
+	}
+	e = l.row(i).entry()
+	rev = e.record()
+	fn(&rev)
+}
+
 // sumRow returns what row i adds to the sum of its leaf, but for historyBytes and
 // prune.
 func (l *leaf) sumRow(i int) sum {
@@ -387,12 +402,12 @@ func (l *leaf) part(epoch uint64, lo, hi int, keep bool) *leaf {
 	if keep {
 		p.hist = l.hist
 	}
-	var entries []entry
+	var places []link
 	for i := lo; i < hi; i++ {
 		r := *l.row(i)
 		if !keep && r.hist != 0 {
-			entries = l.hist.list(r.hist, entries[:0])
-			r.hist = p.hist.pushAll(entries)
+			places = l.hist.places(r.hist, 0, places[:0])
+			r.hist, _ = p.hist.copy(&l.hist, places)
 		}
 		p.push(l.key(i), r, l.lease(i))
 	}
@@ -436,12 +451,12 @@ func (l *leaf) split(epoch uint64, m int) (left, right *leaf) {
 // join returns the rows of l and then those of r in one leaf.
 func (l *leaf) join(epoch uint64, r *leaf) *leaf {
 	j := newLeaf(epoch, l.len()+r.len(), len(l.keys)+len(r.keys))
-	var entries []entry
+	var places []link
 	for _, src := range []*leaf{l, r} {
 		for i := range src.len() {
 			row := *src.row(i)
-			entries = src.hist.list(row.hist, entries[:0])
-			row.hist = j.hist.pushAll(entries)
+			places = src.hist.places(row.hist, 0, places[:0])
+			row.hist, _ = j.hist.copy(&src.hist, places)
 			j.push(src.key(i), row, src.lease(i))
 		}
 	}

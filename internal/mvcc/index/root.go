@@ -1,6 +1,9 @@
 package index
 
-import "bytes"
+import (
+	"bytes"
+	"slices"
+)
 
 // Root is an immutable moment of a Tree. Any goroutine may use it; the zero
 // value is empty. A revision "at" that is 0 or less, or not less than the
@@ -244,24 +247,55 @@ func (r Root) Walk(from []byte, fn func(*Record) bool) {
 		return
 	}
 	var rec Record
-	var entries []entry
+	var places []link
 	r.top.leavesIn(from, nil, false, func(l *leaf, from, to int) bool {
 		for i := from; i < to; i++ {
 			row := l.row(i)
 			rec.Key, rec.Lease, rec.Ref = l.key(i), l.lease(i), row.ref
-			rec.Revs = rec.Revs[:0]
-			entries = l.hist.list(row.hist, entries[:0])
-			for j := len(entries) - 1; j >= 0; j-- {
-				rec.Revs = append(rec.Revs, entries[j].record())
-			}
-			newest := row.entry()
-			rec.Revs = append(rec.Revs, newest.record())
+			places = l.hist.places(row.hist, 0, places[:0])
+			rec.Revs = slices.Grow(rec.Revs[:0], len(places)+1)
+			l.revs(i, places, func(v *Rev) { rec.Revs = append(rec.Revs, *v) })
 			if !fn(&rec) {
 				return false
 			}
 		}
 		return true
 	})
+}
+
+// Encode gives write what Walk tells, as Encoder has it, in blocks that end with
+// the key that makes them blockBytes long. The next overwrites a block. An error
+// of write ends it.
+func (r Root) Encode(blockBytes int, write func(block []byte, records int) error) (err error) {
+	if r.top == nil {
+		return nil
+	}
+	var (
+		enc     Encoder
+		block   []byte
+		records int
+		places  []link
+	)
+	flush := func() {
+		err = write(block, records)
+		block, records = block[:0], 0
+		enc.Reset()
+	}
+	r.top.leavesIn(nil, nil, false, func(l *leaf, from, to int) bool {
+		for i := from; i < to && err == nil; i++ {
+			places = l.hist.places(l.row(i).hist, 0, places[:0])
+			block = enc.begin(block, l.key(i), l.lease(i), len(places)+1)
+			l.revs(i, places, func(v *Rev) { block = enc.rev(block, v) })
+			if records++; len(block) >= blockBytes {
+				flush()
+			}
+		}
+		return err == nil
+	})
+	if err == nil && records > 0 {
+		flush()
+	}
+	return err
 }
 
 func (e *entry) record() Rev {

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"strings"
@@ -179,15 +180,28 @@ func reload(r Root) (*Tree, error) {
 	var block []byte
 	r.Walk(nil, func(rec *Record) bool {
 		block = enc.Append(block, rec)
-		if len(block) > 200 {
+		if len(block) >= 200 {
 			blocks, block = append(blocks, block), nil
 			enc.Reset()
 		}
 		return true
 	})
+	if len(block) > 0 {
+		blocks = append(blocks, block)
+	}
+	n := 0
+	if err := r.Encode(200, func(block []byte, _ int) error {
+		if n == len(blocks) || !bytes.Equal(block, blocks[n]) {
+			return fmt.Errorf("block %d is encoded in another way", n)
+		}
+		n++
+		return nil
+	}); err != nil || n != len(blocks) {
+		return nil, fmt.Errorf("encoded %d blocks of %d: %w", n, len(blocks), err)
+	}
 	b := NewBuilder()
 	var rec Record
-	for _, block := range append(blocks, block) {
+	for _, block := range blocks {
 		for d := NewDecoder(block); ; {
 			if err := d.Next(&rec); err == io.EOF {
 				break

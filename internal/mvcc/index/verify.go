@@ -97,7 +97,7 @@ func (v *verifier) leaf(l *leaf, lo, hi []byte) error {
 		if !r.live() && (r.create != 0 || r.ref != 0 || l.lease(i) != 0) {
 			return fmt.Errorf("tombstone of key %q: %+v, lease %d", key, *r, l.lease(i))
 		}
-		if got := int64(len(l.hist.list(r.hist, nil))); got != l.hist.len(r.hist) {
+		if got := int64(len(l.hist.places(r.hist, 0, nil))); got != l.hist.len(r.hist) {
 			return fmt.Errorf("key %q: history of %d entries counts %d", key, got, l.hist.len(r.hist))
 		}
 		v.newest = max(v.newest, r.mod)
