@@ -79,7 +79,7 @@ func TestClusterOnRaftlog(t *testing.T) {
 		w.mu.Lock()
 		machines[id] = newListMachine()
 		w.mu.Unlock()
-		n, err := Open(Options{ID: id, Log: log, Machine: machines[id], IDs: NewIDs(id, time.Now()), Transport: w, Tick: 10 * time.Millisecond,
+		n, err := Open(Options{ID: id, Log: log, Machine: machines[id], IDs: NewIDs(id, time.Now()), Transport: w,
 			MaxMessageBytes: 4 << 10, MaxInflightBytes: 16 << 10, RequestTimeout: time.Minute,
 			Listener: func(e Event) {
 				if _, ok := e.(LeadershipConfirmed); ok {
@@ -145,7 +145,11 @@ func TestClusterOnRaftlog(t *testing.T) {
 		t.Fatal("members applied different sequences")
 	}
 	waitFor(t, func() bool {
-		list := w.node(leader.Leader()).Progress()
+		now := w.node(leader.Leader())
+		if now == nil { // nobody leads for the moment
+			return false
+		}
+		list := now.Progress()
 		return len(list) == 3 && list[2].ID == 3 && list[2].Replicating && list[2].Match >= uint64(count)
 	})
 
@@ -195,7 +199,7 @@ func TestSnapshotOnRaftlog(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		n, err := Open(Options{ID: id, Log: log, Machine: machine, IDs: NewIDs(id, time.Now()), Transport: w, Tick: 10 * time.Millisecond,
+		n, err := Open(Options{ID: id, Log: log, Machine: machine, IDs: NewIDs(id, time.Now()), Transport: w,
 			CatchUpEntries: 10, CatchUpBytes: 2 << 10, RequestTimeout: time.Minute,
 			Listener: func(e Event) {
 				switch e := e.(type) {
@@ -294,8 +298,15 @@ func TestSnapshotOnRaftlog(t *testing.T) {
 		if err := third.HandOver(context.Background()); err != nil {
 			t.Fatal(err)
 		}
-		w.node(third.Leader()).TransferLeadership(3)
-		waitFor(t, third.IsLeader)
+		waitFor(t, func() bool {
+			if third.IsLeader() {
+				return true
+			}
+			if now := w.node(third.Leader()); now != nil {
+				now.TransferLeadership(3)
+			}
+			return false
+		})
 	}
 	propose(third, "last")
 	wait(1)

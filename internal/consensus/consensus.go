@@ -47,7 +47,8 @@ var (
 	ErrTimeoutDueToConnectionLost = errors.New("consensus: request timed out, possibly due to connection lost")
 	// ErrCanceled: Cancel was called.
 	ErrCanceled = errors.New("consensus: request cancelled")
-	// ErrLeaderChanged: another leader was elected while a read waited for its index.
+	// ErrLeaderChanged: another leader was elected while a read waited for its index, or before what only this one may propose
+	// (Proposal.Term) was in the log.
 	ErrLeaderChanged = errors.New("consensus: leader changed")
 	// ErrStoreAhead: the machine has applied entries that the log does not hold.
 	ErrStoreAhead = errors.New("consensus: store is ahead of the log")
@@ -138,6 +139,9 @@ type Proposal struct {
 	Data []byte
 	// Deadline may shorten Options.RequestTimeout; the zero value does not. It is honoured to within a tick.
 	Deadline time.Time
+	// Term, if not 0, has the command put into the log by this member as the leader of that term or not at all: ErrLeaderChanged
+	// says that it does not lead in it any more. What only a leader may ask for is not to be passed on to the next one.
+	Term uint64
 	// Done is called exactly once, from a completion worker or the loop, in the order in which proposals complete. It must not block.
 	Done func(Result, error)
 }

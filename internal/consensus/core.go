@@ -38,7 +38,7 @@ type Core struct {
 	confInApply bool
 	applied     uint64
 	appliedTerm uint64
-	confState   *raftpb.ConfState // as of applied
+	confState   *raftpb.ConfState // as of applied; from raft taking a snapshot until it is installed, as of before that
 	confMoving  bool              // raft is being told of a conf change; applied has not caught up
 	restored    uint64            // index of the snapshot that raft took last, installed or about to be
 
@@ -50,6 +50,8 @@ type Core struct {
 	confSent  uint64
 	confStuck bool
 	reads     reads
+	// early are questions of other members that came before this leader could answer, of each member the last.
+	early []*raftpb.Message
 
 	cutTo      uint64    // up to where the log was allowed to forget
 	durable    uint64    // what the machine had made durable at the last tick
@@ -80,6 +82,7 @@ type proposal struct {
 	id   uint64
 	data []byte
 	typ  raftpb.EntryType
+	term uint64 // Proposal.Term
 }
 
 // Input is what happened since the last step. Core keeps the entries, messages and data, not the slices holding them.
@@ -245,7 +248,7 @@ func (c *Core) Step(in *Input, out *Output) {
 		}
 		c.rn.ReportSnapshot(r.Member, status)
 	}
-	if in.HandOver && c.role == raft.StateLeader && c.rn.BasicStatus().LeadTransferee == raft.None {
+	if in.HandOver && c.mayHandOver() {
 		in.TransferTo = c.successor()
 	}
 	if in.TransferTo != 0 {
@@ -407,13 +410,23 @@ func (c *Core) onAppend(m *raftpb.Message) {
 	}
 }
 
+// raftHasMoved tells whether raft leads or follows otherwise than role and leader say, as it may after a message or a tick of this
+// step: ready is to hear of that before raft is given what depends on it. One that follows now passes proposals on as they are,
+// without copying them, and one without a leader drops them.
+func (c *Core) raftHasMoved() bool {
+	st := c.rn.BasicStatus()
+	return st.RaftState != c.role || st.Lead != c.leader
+}
+
 func (c *Core) onSoftState(s raft.SoftState, out *Output) {
 	if s.RaftState != raft.StateLeader || c.role != raft.StateLeader {
 		c.firstOfTerm, c.confirmed = 0, false
 		c.beat, c.persist.strikes = 0, 0
 		clear(c.followers)
 	}
-	c.role = s.RaftState
+	if c.role = s.RaftState; c.role != raft.StateLeader {
+		c.early = nil // the next leader is asked again
+	}
 	if s.Lead == c.leader {
 		return
 	}

@@ -133,6 +133,12 @@ func (c *Core) successor() uint64 {
 	return best
 }
 
+// mayHandOver tells whether raft leads, as of now, and is not handing over already. One that follows would pass the wish on.
+func (c *Core) mayHandOver() bool {
+	st := c.rn.BasicStatus()
+	return st.RaftState == raft.StateLeader && st.LeadTransferee == raft.None
+}
+
 const (
 	// slowStrikes is how many samples in a row must be above Options.SlowDisk, and slowFactor by how much another voter must be
 	// better: moving leadership costs an election, and must not be done for a difference that a busy moment makes.
@@ -154,7 +160,7 @@ func (c *Core) leaveFullDisk(out *Output) {
 		return
 	}
 	full := c.opt.Gate()
-	if full == nil || !c.handedOver.IsZero() && c.now.Sub(c.handedOver) < fullPause || c.rn.BasicStatus().LeadTransferee != raft.None {
+	if full == nil || !c.handedOver.IsZero() && c.now.Sub(c.handedOver) < fullPause || !c.mayHandOver() {
 		return
 	}
 	to := c.successor()
@@ -173,8 +179,7 @@ func (c *Core) leaveSlowDisk(out *Output) {
 		return
 	}
 	own := c.persist.estimate(c.now)
-	if own <= limit || !c.handedOver.IsZero() && c.now.Sub(c.handedOver) < slowPause ||
-		c.rn.BasicStatus().LeadTransferee != raft.None {
+	if own <= limit || !c.handedOver.IsZero() && c.now.Sub(c.handedOver) < slowPause || !c.mayHandOver() {
 		return
 	}
 	var to uint64

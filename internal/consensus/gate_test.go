@@ -122,6 +122,10 @@ func TestGateByWhatIsReceived(t *testing.T) {
 				t.Errorf("an empty %v at level %d is refused", typ, level)
 			}
 		}
+		first := &raftpb.Message{Type: raftpb.MsgApp.Enum(), Entries: []*raftpb.Entry{entry("")}}
+		if c.passing(first) != first {
+			t.Errorf("the entry that begins a term is refused at level %d", level)
+		}
 	}
 }
 
@@ -205,4 +209,22 @@ func TestGateOfAllMembers(t *testing.T) {
 	}
 	disks[3].level.Store(diskTighter)
 	waitFor(t, func() bool { return has(3, "compact without 3") })
+
+	// Where nothing passes, whoever comes to lead still begins its term, without which no read could be answered.
+	for _, d := range disks {
+		d.level.Store(diskFull)
+	}
+	old := w.node(1).Leader()
+	waitFor(t, func() bool {
+		w.node(1).TransferLeadership(1 + old%3)
+		leader := w.node(1).Leader()
+		return leader != 0 && leader != old
+	})
+	for id := uint64(1); id <= 3; id++ {
+		waitFor(t, func() bool {
+			answer := make(chan error, 1)
+			w.node(id).ReadIndex(time.Time{}, func(err error) { answer <- err })
+			return <-answer == nil // the leader may hand over again
+		})
+	}
 }

@@ -26,8 +26,8 @@ type Node struct {
 	cell    cell
 
 	in mailbox
-	// toWrite is bounded by what raft allows to be unstable: uncommitted bytes on a leader, messages in flight on a
-	// follower. A nil message asks for a mark.
+	// toWrite is bounded by what raft allows to be unstable, uncommitted bytes on a leader, messages in flight on a follower,
+	// and by maxUnstored. A nil message asks for a mark.
 	toWrite *queue[*raftpb.Message]
 	toApply *queue[*raftpb.Entry] // bounded by MaxApplyBytes
 	chores  *queue[chore]         // bounded by maxChores
@@ -35,6 +35,7 @@ type Node struct {
 	read    *queue[ReadCompletion]
 
 	pending, pendingBytes, pendingReads atomic.Int64
+	unstored                            atomic.Int64 // what the writer has to do, see answers
 
 	turn turn // of the two goroutines that step core
 
@@ -138,11 +139,27 @@ func (n *Node) ReadIndex(deadline time.Time, done func(error)) {
 	n.in.shut()
 }
 
+// maxUnstored is how much the writer may have to do before no more is taken of a leader. While a disk hangs each heartbeat that is
+// answered brings another append, empty as it may be, which can be answered only after all before it are stored.
+const maxUnstored = 4096
+
+// answers counts appends, and the answers that wait for them.
+func answers(appends []*raftpb.Message) int64 {
+	n := len(appends)
+	for _, m := range appends {
+		n += len(m.GetResponses())
+	}
+	return int64(n)
+}
+
 // Receive takes a message of a peer. It may be dropped, which the error says; raft copes. The message is immutable from now on.
 func (n *Node) Receive(m *raftpb.Message) error {
 	size := int64(0)
 	for _, e := range m.GetEntries() {
 		size += int64(len(e.GetData())) + entryOverhead
+	}
+	if m.GetType() == raftpb.MsgApp && n.unstored.Load() > maxUnstored {
+		return fmt.Errorf("appends come faster than they are stored: %w", ErrTooManyRequests)
 	}
 	if !n.in.open() {
 		return ErrStopped
@@ -455,6 +472,7 @@ func (n *Node) dispatch(out *Output) (own mine) {
 	} else {
 		n.toApply.put(out.Apply...)
 	}
+	n.unstored.Add(answers(out.Append))
 	if free && len(out.Append) > 0 && fewAppends(out.Append) && (len(t.later) > 0 || n.toWrite.claim()) {
 		t.later = append(t.later, out.Append...)
 	} else if len(out.Append) > 0 {

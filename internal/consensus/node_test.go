@@ -144,7 +144,7 @@ func TestNodeConcurrentProposalsAndReads(t *testing.T) {
 		t.Fatalf("applied %v", next)
 	}
 	waitFor(t, func() bool {
-		return m.Status().Pending == 0 && m.pendingBytes.Load() == 0 && m.pendingReads.Load() == 0
+		return m.Status().Pending == 0 && m.pendingBytes.Load() == 0 && m.pendingReads.Load() == 0 && m.unstored.Load() == 0
 	})
 }
 
@@ -410,6 +410,81 @@ func TestNodeRestart(t *testing.T) {
 			t.Fatalf("applied %q", got)
 		}
 	}
+}
+
+// sends is a Transport to members that are not there.
+type sends func(*raftpb.Message)
+
+func (s sends) Send(msgs []*raftpb.Message) {
+	for _, m := range msgs {
+		s(m)
+	}
+}
+
+func (s sends) ActiveSince(uint64) time.Time { return time.Time{} }
+
+// TestNodeReceivesWhileDiskHangs: of what a leader goes on sending only so much waits for the disk, while its heartbeats are answered.
+func TestNodeReceivesWhileDiskHangs(t *testing.T) {
+	log := &gatedLog{memLog: newMemLog()}
+	if err := Bootstrap(log, []Founder{{ID: 1}, {ID: 2}, {ID: 3}}); err != nil {
+		t.Fatal(err)
+	}
+	var acknowledged atomic.Uint64
+	heard := make(chan struct{}, 1)
+	n, err := Open(Options{ID: 1, Log: log, Machine: newListMachine(), IDs: NewIDs(1, time.Now()), Clock: clock.NewFake(time.Unix(1e9, 0)),
+		Transport: sends(func(m *raftpb.Message) {
+			switch m.GetType() {
+			case raftpb.MsgAppResp:
+				acknowledged.Store(m.GetIndex())
+			case raftpb.MsgHeartbeatResp:
+				heard <- struct{}{}
+			}
+		})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go n.Run(context.Background())
+	t.Cleanup(func() { n.Close() })
+	appendAfter := func(index, term uint64, entries ...*raftpb.Entry) error {
+		return n.Receive(&raftpb.Message{Type: raftpb.MsgApp.Enum(), From: new(uint64(2)), To: new(uint64(1)), Term: new(uint64(2)),
+			Index: new(index), LogTerm: new(term), Commit: new(uint64(3)), Entries: entries})
+	}
+	entry := func(index uint64) *raftpb.Entry {
+		return &raftpb.Entry{Index: new(index), Term: new(uint64(2)), Data: encode(index, "x")}
+	}
+	log.hold()
+	if err := appendAfter(3, 1, entry(4)); err != nil {
+		t.Fatal(err)
+	}
+	<-log.entered
+	const batch = 100
+	refused := 0
+	for range 10_000 / batch {
+		for range batch {
+			if err := appendAfter(4, 2); errors.Is(err, ErrTooManyRequests) {
+				refused++
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		// A heartbeat is answered in the step that it comes in, so what came before it is with the writer.
+		if err := n.Receive(&raftpb.Message{Type: raftpb.MsgHeartbeat.Enum(), From: new(uint64(2)), To: new(uint64(1)), Term: new(uint64(2)), Commit: new(uint64(3))}); err != nil {
+			t.Fatal(err)
+		}
+		<-heard
+	}
+	n.toWrite.mu.Lock()
+	waiting := answers(n.toWrite.items)
+	n.toWrite.mu.Unlock()
+	if waiting > maxUnstored+2*batch || waiting < maxUnstored/2 || refused == 0 {
+		t.Errorf("%d wait for the disk, want some %d; %d were refused", waiting, maxUnstored, refused)
+	}
+	log.open()
+	waitFor(t, func() bool { return n.unstored.Load() == 0 })
+	if err := appendAfter(4, 2, entry(5)); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return acknowledged.Load() == 5 })
 }
 
 func TestNodeMarksIdleLog(t *testing.T) {

@@ -78,7 +78,8 @@ type Options struct {
 	// space must while there is room for it. Its error is the reason. Nil lets none pass.
 	Pass func(data []byte) error
 	// LastGate is asked before appends of a leader are taken while Gate is shut. It stays open for as long as Pass may let anything
-	// pass: what frees space may stand behind what was taken before the gate shut, so they pass whatever they hold. Nil is Gate.
+	// pass: what frees space may stand behind what was taken before the gate shut, so they pass whatever they hold. An empty entry,
+	// with which a leader begins, is not asked for. Nil is Gate.
 	LastGate func() error
 
 	// DurableApplied returns the last index the machine has made durable: the log may be cut below it. Called once a tick. Nil

@@ -30,7 +30,7 @@ func (c *Core) register(in *Input, out *Output) {
 			err = fmt.Errorf("%d entries are committed and not yet applied: %w", c.commit-c.applied, ErrTooManyRequests)
 		}
 		if c.admit(p.ID, p.Done, len(p.Data), deadline, err, out) {
-			c.queue = append(c.queue, proposal{p.ID, p.Data, raftpb.EntryNormal})
+			c.queue = append(c.queue, proposal{p.ID, p.Data, raftpb.EntryNormal, p.Term})
 		}
 	}
 	for i := range in.ConfChanges {
@@ -44,7 +44,7 @@ func (c *Core) register(in *Input, out *Output) {
 			err = refused
 		}
 		if c.admit(p.Change.GetId(), p.Done, confSize(p.Change), deadline, err, out) {
-			c.confs = append(c.confs, proposal{p.Change.GetId(), data, raftpb.EntryConfChange})
+			c.confs = append(c.confs, proposal{p.Change.GetId(), data, raftpb.EntryConfChange, 0})
 		}
 	}
 }
@@ -68,7 +68,7 @@ func (c *Core) admit(id uint64, done func(Result, error), size int, deadline tim
 // propose gives raft what waits, once a leader is known: everything in one message, unless that grew too long. What is sent to a
 // leader that was removed would be lost, and its proposers would wait for nothing.
 func (c *Core) propose(out *Output) {
-	if c.leader == raft.None || c.leaderGone {
+	if len(c.queue)+len(c.confs) == 0 || c.leader == raft.None || c.leaderGone || c.raftHasMoved() {
 		return
 	}
 	for len(c.queue) > 0 {
@@ -99,8 +99,12 @@ func (c *Core) proposeBatch(out *Output) int {
 	}
 	entries = entries[:cap(entries)]
 	for i := range n {
+		p := &c.queue[i]
+		if p.term != 0 && (!leading || p.term != c.term) {
+			c.complete(p.id, Result{}, fmt.Errorf("%w: proposed by the leader of term %d", ErrLeaderChanged, p.term), out)
+		}
 		// Whoever timed out while no leader was known is not proposed any more.
-		if p := &c.queue[i]; c.waiters.has(p.id) {
+		if c.waiters.has(p.id) {
 			e := &entries[len(batch)]
 			e.Data = p.data
 			batch = append(batch, e)
@@ -138,7 +142,7 @@ const maxIdleBatch = 16384
 
 // dropped says why raft did not take a proposal.
 func (c *Core) dropped(err error) error {
-	if c.role == raft.StateLeader && c.rn.BasicStatus().LeadTransferee == raft.None {
+	if c.isMember(c.opt.ID) && c.mayHandOver() {
 		return fmt.Errorf("%d bytes of log wait for a quorum: %w", c.opt.MaxUncommittedBytes, ErrTooManyRequests)
 	}
 	return fmt.Errorf("%w: leader %x, %v", ErrProposalDropped, c.leader, err)

@@ -12,8 +12,8 @@ import (
 )
 
 // receive steps messages of peers. With the gate shut this member takes no entries, whoever they come from, and so
-// acknowledges none, but for those of Options.LastGate; it still hears heartbeats and votes, so that the cluster keeps its
-// leader.
+// acknowledges none, but for those that Options.LastGate lets pass and those without content; it still hears heartbeats and votes,
+// so that the cluster keeps its leader.
 func (c *Core) receive(msgs []*raftpb.Message) {
 	if len(msgs) == 0 {
 		return
@@ -35,18 +35,36 @@ func (c *Core) receive(msgs []*raftpb.Message) {
 		case raftpb.MsgHeartbeatResp:
 			c.answered(m)
 			m = c.withoutForgedCount(m)
+		case raftpb.MsgReadIndex:
+			if !c.knowsCommitted() && c.rn.BasicStatus().RaftState == raft.StateLeader {
+				c.askedEarly(m)
+				continue
+			}
 		}
 		c.step(m)
 	}
 }
 
+// askedEarly keeps a question of another member until this leader can answer it. raft would answer as a lone voter at once, and
+// otherwise keep as many as come. Who asks again no longer waits for an answer to what it asked before.
+func (c *Core) askedEarly(m *raftpb.Message) {
+	c.early = slices.DeleteFunc(c.early, func(old *raftpb.Message) bool { return old.GetFrom() == m.GetFrom() })
+	if c.isMember(m.GetFrom()) {
+		c.early = append(c.early, m)
+	}
+}
+
 // passing returns what is taken of a message while the gate is shut, nil if nothing is. Of proposals that another member passes on in
 // one message each is asked for by itself, as it would be here: what frees space may travel with what does not. Appends stay whole.
+// Those of nothing but empty entries always pass: they take next to no room, and with one of them a leader's term begins. Should
+// all disks be full, whoever leads could answer no read without it.
 func (c *Core) passing(m *raftpb.Message) *raftpb.Message {
 	switch {
 	case len(m.GetEntries()) == 0:
-	case m.GetType() == raftpb.MsgApp && c.opt.LastGate() != nil:
-		return nil
+	case m.GetType() == raftpb.MsgApp:
+		if slices.ContainsFunc(m.GetEntries(), hasContent) && c.opt.LastGate() != nil {
+			return nil
+		}
 	case m.GetType() == raftpb.MsgProp:
 		var entries []*raftpb.Entry
 		for _, e := range m.GetEntries() {
@@ -60,6 +78,10 @@ func (c *Core) passing(m *raftpb.Message) *raftpb.Message {
 		return &raftpb.Message{Type: m.Type, From: m.From, To: m.To, Entries: entries}
 	}
 	return m
+}
+
+func hasContent(e *raftpb.Entry) bool {
+	return e.GetType() != raftpb.EntryNormal || len(e.GetData()) > 0
 }
 
 // refusedPause is how often refused messages are logged: whoever sends one may send many.

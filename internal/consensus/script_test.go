@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -111,7 +112,7 @@ func describe(m *raftpb.Message) string {
 	}
 	var list []string
 	for _, e := range m.GetEntries() {
-		if m.GetType() == raftpb.MsgReadIndex {
+		if m.GetType() == raftpb.MsgReadIndex || m.GetType() == raftpb.MsgReadIndexResp {
 			continue
 		}
 		list = append(list, describeEntry(e))
@@ -122,7 +123,7 @@ func describe(m *raftpb.Message) string {
 	if meta := m.GetSnapshot().GetMetadata(); meta != nil {
 		fmt.Fprintf(&b, " snapshot %d/%d of %s", meta.GetTerm(), meta.GetIndex(), members(meta.GetConfState()))
 	}
-	if m.GetType() == raftpb.MsgAppResp {
+	if m.GetType() == raftpb.MsgAppResp || m.GetType() == raftpb.MsgReadIndexResp {
 		fmt.Fprintf(&b, " of %d", m.GetIndex())
 	}
 	switch m.GetType() {
@@ -223,9 +224,21 @@ func (s *script) settle() string {
 	return strings.ReplaceAll(b.String(), "nothing\n", "")
 }
 
+// proposal is of a name, or, as name@term, of what only the leader of a term may propose.
 func (s *script) proposal(name string) Proposal {
 	id := s.ids.Next()
-	return Proposal{ID: id, Data: encode(id, name), Done: func(r Result, err error) { s.answer(name, r, err) }}
+	_, in, _ := strings.Cut(name, "@")
+	term, _ := strconv.ParseUint(in, 10, 64)
+	return Proposal{ID: id, Term: term, Data: encode(id, name), Done: func(r Result, err error) { s.answer(name, r, err) }}
+}
+
+func (s *script) conf(name string, typ raftpb.ConfChangeType, member uint64) ConfProposal {
+	cc := &raftpb.ConfChange{Id: new(s.ids.Next()), Type: typ.Enum(), NodeId: new(member)}
+	return ConfProposal{Change: cc, Done: func(r Result, err error) { s.answer(name, r, err) }}
+}
+
+func (s *script) read(name string) Read {
+	return Read{Done: func(err error) { fmt.Fprintf(s.said, "read %s: %v\n", name, err) }}
 }
 
 func (s *script) answer(name string, r Result, err error) {
@@ -307,24 +320,22 @@ func (s *script) run(d *datadriven.TestData) string {
 	case "conf":
 		var in Input
 		for _, a := range d.CmdArgs {
-			cc := &raftpb.ConfChange{Id: new(s.ids.Next()), Type: raftpb.ConfChangeAddLearnerNode.Enum(), NodeId: new(uint64(0))}
-			a.Scan(s.t, 0, cc.NodeId)
+			var member uint64
+			a.Scan(s.t, 0, &member)
+			p := s.conf(a.String(), raftpb.ConfChangeAddLearnerNode, member)
 			switch a.Key {
 			case "remove":
-				cc.Type = raftpb.ConfChangeRemoveNode.Enum()
+				p.Change.Type = raftpb.ConfChangeRemoveNode.Enum()
 			case "refuse":
-				cc.Context = []byte("refuse")
+				p.Change.Context = []byte("refuse")
 			}
-			name := a.String()
-			in.ConfChanges = append(in.ConfChanges, ConfProposal{Change: cc, Done: func(r Result, err error) { s.answer(name, r, err) }})
+			in.ConfChanges = append(in.ConfChanges, p)
 		}
 		return s.step(in)
 	case "read":
 		var in Input
 		for _, a := range d.CmdArgs {
-			in.Reads = append(in.Reads, Read{Done: func(err error) {
-				fmt.Fprintf(s.said, "read %s: %v\n", a.Key, err)
-			}})
+			in.Reads = append(in.Reads, s.read(a.Key))
 		}
 		return s.step(in)
 	case "tick":
@@ -386,6 +397,8 @@ func (s *script) run(d *datadriven.TestData) string {
 		s.machine.disk = disk
 		s.core, s.toWrite, s.toApply, s.stored, s.applied = nil, nil, nil, nil, nil
 		return ""
+	case "queues":
+		return fmt.Sprintf("proposals %d conf changes %d\n", len(s.core.queue), len(s.core.confs))
 	case "status":
 		c := s.core
 		return fmt.Sprintf("%v leader %x term %d commit %d applied %d waiting %d reads %d\n",
@@ -397,9 +410,10 @@ func (s *script) run(d *datadriven.TestData) string {
 // receive plays a peer.
 func (s *script) receive(d *datadriven.TestData) string {
 	m := &raftpb.Message{To: new(uint64(1))}
+	in := Input{Received: []*raftpb.Message{m}}
 	for _, a := range d.CmdArgs {
 		var n uint64
-		if len(a.Vals) == 1 && !slices.Contains([]string{"entries", "conf", "bytes", "snapshot", "voters", "learners"}, a.Key) {
+		if len(a.Vals) == 1 && !slices.Contains([]string{"entries", "empty", "conf", "bytes", "snapshot", "voters", "learners", "and-propose", "and-read"}, a.Key) {
 			a.Scan(s.t, 0, &n)
 		}
 		switch a.Key {
@@ -455,12 +469,27 @@ func (s *script) receive(d *datadriven.TestData) string {
 					m.Entries[0].Data[i] = byte(id >> (56 - 8*i))
 				}
 			}
-		case "entries":
+		case "entries", "empty":
 			for _, v := range a.Vals {
 				var term, index uint64
 				fmt.Sscanf(v, "%d/%d", &term, &index)
-				m.Entries = append(m.Entries, &raftpb.Entry{Term: new(term), Index: new(index), Data: encode(index, v)})
+				e := &raftpb.Entry{Term: new(term), Index: new(index)}
+				if a.Key == "entries" {
+					e.Data = encode(index, v)
+				}
+				m.Entries = append(m.Entries, e)
 			}
+		case "and-propose": // in the same step
+			for _, v := range a.Vals {
+				in.Proposals = append(in.Proposals, s.proposal(v))
+			}
+		case "and-read":
+			in.Reads = append(in.Reads, s.read(a.Vals[0]))
+		case "and-tick":
+			s.now = s.now.Add(100 * time.Millisecond)
+			in.Ticks = 1
+		case "and-learner":
+			in.ConfChanges = append(in.ConfChanges, s.conf(a.String(), raftpb.ConfChangeAddLearnerNode, n))
 		default:
 			typ, ok := raftpb.MessageType_value[a.Key]
 			if !ok {
@@ -470,8 +499,8 @@ func (s *script) receive(d *datadriven.TestData) string {
 		}
 	}
 	if err := s.core.check(m); err != nil {
-		s.step(Input{Received: []*raftpb.Message{m}})
+		s.step(in)
 		return "refused: " + err.Error() + "\n"
 	}
-	return s.step(Input{Received: []*raftpb.Message{m}})
+	return s.step(in)
 }

@@ -14,17 +14,10 @@ func (c *Core) onTick(out *Output) {
 		c.opt.Metrics.ProposalsFailed.Inc()
 		out.Completions = append(out.Completions, Completion{w.done, Result{}, c.timeoutError(w.start), w.size})
 	})
-	if c.leader == raft.None || c.leaderGone {
-		// Without a leader the queue only grows; those who gave up must not count twice.
-		kept := c.queue[:0]
-		for _, p := range c.queue {
-			if c.waiters.has(p.id) {
-				kept = append(kept, p)
-			}
-		}
-		clear(c.queue[len(kept):])
-		c.queue = kept
-	}
+	// Without a leader both only grow, and changes behind one that is under way do; those who gave up must not count twice.
+	gaveUp := func(p proposal) bool { return !c.waiters.has(p.id) }
+	c.queue = slices.DeleteFunc(c.queue, gaveUp)
+	c.confs = slices.DeleteFunc(c.confs, gaveUp)
 	if n := c.reads.expire(c.now, ErrTimeout, out); n > 0 {
 		c.opt.Metrics.ReadIndexesFailed.Inc()
 	}
@@ -36,10 +29,16 @@ func (c *Core) onTick(out *Output) {
 	c.keepLogShort(out)
 }
 
-// askReads begins a round for the reads that wait, or asks again one that has no answer.
+// askReads begins a round for the reads that wait, or asks again one that has no answer. Those of other members come first.
 func (c *Core) askReads(out *Output) {
+	if len(c.early) > 0 && c.knowsCommitted() {
+		for _, m := range c.early {
+			c.step(m)
+		}
+		c.early = nil
+	}
 	rs := &c.reads
-	if len(rs.waiting)+len(rs.round) == 0 || !c.canAsk() {
+	if len(rs.waiting)+len(rs.round) == 0 || !c.canAsk() || c.raftHasMoved() {
 		return
 	}
 	if c.sole && c.role == raft.StateLeader {
@@ -57,14 +56,19 @@ func (c *Core) askReads(out *Output) {
 	c.rn.ReadIndex(rs.ask(c.opt.IDs.Next(), c.leader, c.now))
 }
 
-// canAsk tells whether a sound answer can come: from a leader, and from this member as leader only once it has committed
-// an entry of its own term, before which it may not know all that its predecessors acknowledged, and not after it was removed:
-// of the voters left, should it be one, raft would not ask that one.
+// canAsk tells whether a sound answer can come.
 func (c *Core) canAsk() bool {
 	if c.role == raft.StateLeader {
-		return c.firstOfTerm != 0 && c.commit >= c.firstOfTerm && slices.Contains(c.voters, c.opt.ID)
+		return c.knowsCommitted()
 	}
 	return c.leader != raft.None && !c.leaderGone
+}
+
+// knowsCommitted tells whether this member leads and, asking a majority if there are others, can tell what is committed: only once it
+// has committed an entry of its own term, before which it may not know all that its predecessors acknowledged, and not after it was
+// removed: of the voters left, should it be one, raft would not ask that one.
+func (c *Core) knowsCommitted() bool {
+	return c.firstOfTerm != 0 && c.commit >= c.firstOfTerm && slices.Contains(c.voters, c.opt.ID)
 }
 
 // readAt lets all reads go on once index is applied.

@@ -76,6 +76,7 @@ func (n *Node) writeOnce(appends []*raftpb.Message, shut func()) error {
 	if err != nil {
 		return err
 	}
+	n.unstored.Add(-answers(appends))
 	if len(send) > 0 {
 		n.send(send)
 	}

@@ -72,7 +72,7 @@ func (w *LogWriter) Step(appends []*raftpb.Message) (stored, send []*raftpb.Mess
 			}
 		}
 	}
-	err = w.write(len(w.stored)+len(w.send) > 0 || snap != nil, w.changesMembers())
+	err = w.write(len(w.stored)+len(w.send) > 0 || snap != nil)
 	clear(w.appends)
 	w.appends = w.appends[:0]
 	if err == nil && snap != nil {
@@ -94,7 +94,7 @@ func (w *LogWriter) received(meta *raftpb.SnapshotMetadata) (*raftlog.Snapshot, 
 	return &raftlog.Snapshot{Index: meta.GetIndex(), Term: meta.GetTerm(), Dir: dir, ConfState: meta.GetConfState()}, nil
 }
 
-// changesMembers tells whether what is written says that a conf change is committed. Such a commit index is synced, though none
+// changesMembers tells whether what was just written says that a conf change is committed. Such a commit index is synced, though none
 // was promised: whoever it removes goes away, and this member, after a power cut, must not wait for the other's vote.
 func (w *LogWriter) changesMembers() bool {
 	found := false
@@ -117,7 +117,7 @@ func (w *LogWriter) changesMembers() bool {
 	return found
 }
 
-func (w *LogWriter) write(promises, changes bool) error {
+func (w *LogWriter) write(promises bool) error {
 	mustSync, err := w.log.Write(w.appends)
 	if err != nil {
 		if errors.Is(err, raftlog.ErrNoSpace) {
@@ -125,7 +125,8 @@ func (w *LogWriter) write(promises, changes bool) error {
 		}
 		return fmt.Errorf("consensus: writing to the log: %w", err)
 	}
-	if !(mustSync && promises) && !changes {
+	// Not before all of it is written: what found no room comes again, and must not look as if it had been seen.
+	if changes := w.changesMembers(); !(mustSync && promises) && !changes {
 		return nil
 	}
 	if err := w.log.Sync(); err != nil {
