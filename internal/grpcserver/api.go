@@ -132,13 +132,15 @@ type Options struct {
 	// ResourceExhausted, a header block twice as long on the wire ends the connection.
 	MaxHeaderBytes uint32
 	// HeldBytes bounds the memory that requests of all connections may take before
-	// they are complete, or while their streams do not take them; default 512 MiB.
-	// One connection may have a quarter of it, at most 64 MiB, but always two of the
-	// largest messages. Calls beyond it end with ResourceExhausted. While as much of
-	// answers waits for clients' windows, those with 1 MiB of it have new calls
-	// held back. These count as well, each with 512 bytes beside its message and
-	// header fields of its own; beyond the bound they are refused with
-	// REFUSED_STREAM.
+	// they are complete, or while their streams do not take them; default 512 MiB, at
+	// least four of the largest messages. Each open stream counts as well, with 512
+	// bytes, 2 KiB if it is not served from raw bytes by one answer, and with header
+	// fields of its own. One connection may have a quarter of it, at most 64 MiB, but
+	// always two of the largest messages, and no more than is left. Calls whose
+	// messages are beyond it end with ResourceExhausted, those that cannot even begin
+	// are refused with REFUSED_STREAM. While as much of answers waits for clients'
+	// windows, those with 1 MiB of it have new calls held back. The messages of these
+	// count; beyond the bound they are refused with REFUSED_STREAM.
 	HeldBytes int
 	// OutputBytes bounds the answers that wait on one connection and that their
 	// senders do not count themselves (OnSent, Send's sent), each with 1 KiB for its

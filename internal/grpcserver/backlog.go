@@ -27,9 +27,9 @@ type heldCall struct {
 	prev, next *heldCall
 }
 
-// heldCallCost is what a call that is held back takes beside its message and header
-// fields of its own.
-const heldCallCost = 512
+// heldCallCost is what a call that is held back takes beside its message and what
+// its stream counts.
+const heldCallCost = 64
 
 // resumed is how many calls the holder of the writing token begins before it
 // writes.
@@ -67,7 +67,7 @@ func (s *stream) holdBack(raw []byte) bool {
 	if len(raw) <= maxFrame {
 		raw = bytes.Clone(raw) // it may be a small part of a batch's memory, which is not counted
 	}
-	if !s.count(heldCallCost + int(s.headers) + len(raw)) {
+	if !s.count(heldCallCost + len(raw)) {
 		c.reset(s.id, http2.ErrCodeRefusedStream)
 		mine := c.drop(s, true)
 		c.mu.Unlock()

@@ -323,7 +323,7 @@ func (b *bidi) end(st *status.Status) {
 	}
 	c.cutShort(s) // the outbox counted what is dropped
 	c.conclude(s, appendTrailer(nil, st, nil))
-	over := c.queued.Load() > int64(c.s.o.OutputBytes)
+	over := c.overfull()
 	c.kick()
 	c.mu.Unlock()
 	b.close(st.Code())

@@ -389,7 +389,8 @@ func TestSender(t *testing.T) {
 		released.Store(0)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		conn := s.dial(t)
+		// Windows of a size, or the client's grow until all has been sent.
+		conn := s.dial(t, grpc.WithInitialWindowSize(1<<16), grpc.WithInitialConnWindowSize(1<<17))
 		stream, err := open(ctx, conn, "/s/many")
 		if err != nil {
 			t.Fatal(err)

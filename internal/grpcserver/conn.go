@@ -23,14 +23,14 @@ type conn struct {
 
 	reader // what only the reader goroutine touches
 
-	lastRead  atomic.Int64 // Unix ns
-	batches   atomic.Int64 // that were read
-	moved     atomic.Int64 // when the client last took something, Unix ns
-	holding   atomic.Int64 // answers whose senders wait till they have left memory
-	held      atomic.Int64 // bytes of requests that are not complete or not taken
-	earned    atomic.Int64 // bytes that were sent and not yet counted for the client
-	abandoned atomic.Int64 // calls without an answer whose stream is gone
-	window    atomic.Int64 // what the client may still send
+	lastRead   atomic.Int64 // Unix ns
+	batches    atomic.Int64 // that were read
+	moved      atomic.Int64 // when the socket last took something, Unix ns
+	holding    atomic.Int64 // answers whose senders wait till they have left memory
+	held       atomic.Int64 // bytes of open streams and of requests that are not complete or not taken
+	earned     atomic.Int64 // bytes that were sent and not yet counted for the client
+	goroutines atomic.Int64 // that serve calls
+	window     atomic.Int64 // what the client may still send
 
 	// See awaitRoom.
 	working atomic.Int64  // unary calls that are with their handlers
@@ -56,7 +56,10 @@ type conn struct {
 	sendWindow int64
 	peerWindow int64 // with which the client's streams begin
 	peerFrame  int
+	peerTable  uint32       // how large a table of header fields the client keeps for us
+	shrunk     bool         // it made that smaller, and was not told that we use none
 	queued     atomic.Int64 // bytes that wait in streams and that their sender does not count
+	turn       int64        // when streams last had their turn to send, Unix ns
 	replies    int          // bytes of control frames in out
 	attention  []*stream
 
@@ -99,7 +102,7 @@ func (s *Server) newConn(nc net.Conn, w wire, state *tls.ConnectionState) *conn 
 	c := &conn{
 		s: s, nc: nc, w: w, remote: nc.RemoteAddr(), tls: state,
 		streams: map[uint32]*stream{}, slack: make(chan struct{}, 1), halted: make(chan struct{}),
-		sendWindow: defaultWindow, peerWindow: defaultWindow, peerFrame: maxFrame,
+		sendWindow: defaultWindow, peerWindow: defaultWindow, peerFrame: maxFrame, peerTable: tableBytes,
 	}
 	c.written.L = &c.mu
 	if state != nil && len(state.VerifiedChains) > 0 {
@@ -121,7 +124,7 @@ func (s *Server) newConn(nc net.Conn, w wire, state *tls.ConnectionState) *conn 
 	return c
 }
 
-// progress notes that the client took something.
+// progress notes that the socket took something.
 func (c *conn) progress() { c.moved.Store(c.s.o.Clock.Now().UnixNano()) }
 
 // serve serves the connection until it ends. First are bytes that were read
@@ -164,9 +167,12 @@ func (c *conn) end(why error) {
 	c.closed = true
 	streams := c.streams
 	c.streams = nil
+	cost := 0
 	for _, s := range streams {
 		s.gone.Store(true)
+		cost += int(s.cost)
 	}
+	c.unhold(cost)
 	c.s.metrics.streams.Add(-int64(len(streams)))
 	c.s.calls.Add(-int64(c.calls))
 	c.ready, c.attention, c.deadlines = nil, nil, nil
@@ -321,6 +327,7 @@ func (c *conn) drop(s *stream, reset bool) bool {
 		return false
 	}
 	delete(c.streams, s.id)
+	c.unhold(int(s.cost))
 	c.unlist(s)
 	c.remember(s.id, reset)
 	if s.m != nil && s.m.unary != nil {
@@ -335,6 +342,24 @@ func (c *conn) drop(s *stream, reset bool) bool {
 		c.quit = true
 	}
 	return true
+}
+
+// hold counts bytes that the client has us keep, and returns false if that is too
+// many; they count until unhold all the same. The more all clients have, the less
+// one may, so that some is left for the others.
+func (c *conn) hold(n int) bool {
+	own, all := c.held.Add(int64(n)), c.s.held.Add(int64(n))
+	most := int64(c.s.o.HeldBytes)
+	one := 2 * int64(c.s.o.MaxReceiveBytes) // a large message must get through
+	return own <= max(min(most/heldShare, heldBytes), one) && own+all <= max(most, 2*one)
+}
+
+// unhold gives back what hold counted.
+func (c *conn) unhold(n int) {
+	if n != 0 {
+		c.held.Add(-int64(n))
+		c.s.held.Add(-int64(n))
+	}
 }
 
 // expire ends the calls whose deadline has passed.

@@ -2,6 +2,7 @@ package grpcserver
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"golang.org/x/net/http2"
 )
@@ -18,6 +19,7 @@ const (
 type sendQueue struct {
 	items []outItem
 	bytes int
+	moved int64 // when some of it was last sent, or the first came whose sender waits; Unix ns
 	// end, if set, follows the items and ends the stream; an empty one is an empty
 	// DATA frame.
 	end    []byte
@@ -71,8 +73,9 @@ func (c *conn) enqueue(s *stream, it outItem) {
 	s.q.items = append(s.q.items, it)
 	s.q.bytes += it.left
 	if it.fn != nil {
-		if c.holding.Add(1) == 1 {
-			c.moved.Store(c.s.o.Clock.Now().UnixNano())
+		c.holding.Add(1)
+		if len(s.q.items) == 1 || s.q.moved == 0 {
+			s.q.moved = c.s.o.Clock.Now().UnixNano()
 		}
 		it.left = 0
 	}
@@ -81,6 +84,12 @@ func (c *conn) enqueue(s *stream, it outItem) {
 		c.charge(it.left + itemCost)
 	}
 	c.ripen(s)
+}
+
+// overfull says that more answers wait than a connection may have, all but those
+// that their senders count. The lock is held.
+func (c *conn) overfull() bool {
+	return c.queued.Load()+int64(c.out.bytes) > int64(c.s.o.OutputBytes)
 }
 
 // charge counts bytes that wait in streams, and what keeping them takes. The lock
@@ -102,6 +111,9 @@ func (c *conn) ripen(s *stream) {
 // fill moves data of the streams into the output, one frame of each in turn, as
 // far as the windows allow. The lock is held.
 func (c *conn) fill() {
+	if c.sendWindow > 0 && len(c.ready) > 0 {
+		c.turn = c.s.o.Clock.Now().UnixNano()
+	}
 	for c.sendWindow > 0 && len(c.ready) > 0 && c.out.bytes < highWater {
 		s := c.ready[0]
 		c.ready[0] = nil
@@ -130,6 +142,7 @@ func (c *conn) emit(s *stream) {
 	}
 	c.sendHead(s)
 	c.answered = true
+	q.moved = c.turn
 	s.sendWindow -= int64(n)
 	c.sendWindow -= int64(n)
 	was := q.bytes
@@ -236,6 +249,63 @@ func (c *conn) unsend(s *stream) (drop []func()) {
 	return drop
 }
 
+// endStalled ends what holds answers whose senders wait, and of which the client has
+// taken nothing since before: the connection if its socket is full, else streams
+// of it, whatever the others do.
+func (c *conn) endStalled(before int64) {
+	c.mu.Lock()
+	if c.blocked && c.moved.Load() < before {
+		c.mu.Unlock()
+		c.s.limited(limitStalled, "remote", c.remote)
+		c.hangUp()
+		return
+	}
+	var ended []*stream
+	for _, s := range c.streams {
+		if c.stoodStill(s, before) {
+			if s.cut == nil {
+				s.cut = errUnread
+			}
+			c.reset(s.id, http2.ErrCodeEnhanceYourCalm)
+			c.drop(s, true)
+			ended = append(ended, s)
+		}
+	}
+	if len(ended) == 0 {
+		c.mu.Unlock()
+		return
+	}
+	c.telling++
+	c.kick()
+	c.mu.Unlock()
+	for _, s := range ended {
+		c.s.limited(limitStalled, "remote", c.remote, "stream", s.id)
+		s.over(endCanceled)
+	}
+	c.mu.Lock()
+	c.toldOne()
+	c.mu.Unlock()
+}
+
+// stoodStill says that a stream holds such an answer and that its client has let
+// in nothing since before. What waits for others of the connection, or for the
+// socket, is not the stream's fault. The lock is held.
+func (c *conn) stoodStill(s *stream, before int64) bool {
+	q := s.q
+	if q == nil || !slices.ContainsFunc(q.items, func(it outItem) bool { return it.fn != nil }) {
+		return false
+	}
+	switch {
+	case c.blocked && q.moved == c.turn: // what it sent last has not left
+		return false
+	case s.ripe && (c.blocked || c.sendWindow > 0):
+		return false
+	case s.ripe: // the connection's window is closed
+		return max(q.moved, c.turn) < before
+	}
+	return q.moved < before
+}
+
 // sendHead sends the header block of an answer before anything else. The lock is
 // held.
 func (c *conn) sendHead(s *stream) {
@@ -253,6 +323,10 @@ func (c *conn) sendHead(s *stream) {
 // headers sends a header block. The lock is held.
 func (c *conn) headers(id uint32, block []byte, flags byte) {
 	c.answered = true
+	if c.shrunk { // RFC 9113, section 4.3.1: the next block has to begin with that
+		c.shrunk = false
+		block = append([]byte{tableOfNone}, block...)
+	}
 	typ := byte(frameHeaders)
 	for {
 		n := min(len(block), c.peerFrame, maxFrame)
@@ -309,7 +383,7 @@ func (c *conn) finish(s *stream, trailer []byte) {
 func (c *conn) answer(s *stream, raw []byte, rest Body, compressed bool, fn func()) {
 	n := messagePrefix + len(raw)
 	if len(raw) > copiedBytes || rest != nil || len(c.ready) > 0 || int64(n) > min(s.sendWindow, c.sendWindow) ||
-		c.out.bytes >= highWater || len(s.req.head) > maxHead || s.headSent || s.head != nil {
+		c.out.bytes >= highWater || len(s.req.head) > maxHead || s.headSent || s.head != nil || c.shrunk {
 		it := newItem(Message{Head: raw}, rest, compressed)
 		it.fn = fn
 		c.enqueue(s, it)

@@ -24,6 +24,9 @@ var staticFields = func() (table [62]*field) {
 	return table
 }()
 
+// tableOfNone is the update that makes a table hold nothing (RFC 7541, section 6.3).
+const tableOfNone = 0x20
+
 // mostTimeout is how much of a grpc-timeout is looked at: more than a good one has.
 const mostTimeout = 64
 

@@ -14,9 +14,14 @@ const (
 	// connWindow is the same for a connection, whose bytes are taken at once.
 	connWindow = 16 << 20
 	// heldBytes bounds Options.HeldBytes for one connection, heldShare how much of
-	// it that may have.
+	// it that may have, and of what else is shared out.
 	heldBytes = 64 << 20
 	heldShare = 4
+	// streamCost is what an open stream takes beside its message and header fields of
+	// its own, wideCost what one does that is served message by message or by a
+	// goroutine.
+	streamCost = 512
+	wideCost   = 2 << 10
 	// maxContinuations bounds the frames of a header block.
 	maxContinuations = 256
 	// maxReplies bounds the bytes of control frames that wait to be written.
@@ -37,12 +42,11 @@ const (
 	// crowdedBytes is what a connection may always have waiting.
 	crowdedBytes = 1 << 20
 	// maxWorking is how many unary calls of a connection may be with their handlers
-	// before no more is read from it.
+	// before no more is read from it, those that the client gave up meanwhile
+	// included.
 	maxWorking = 4096
-	// maxAbandoned bounds the calls that their client gave up and whose handlers
-	// have not noticed yet.
-	maxAbandoned = 4096
-	// maxGoroutines bounds the calls of all connections that have a goroutine.
+	// maxGoroutines bounds the calls of all connections that have a goroutine. One
+	// connection may have its share of them.
 	maxGoroutines = 32 << 10
 	// maxHandshakes bounds the TLS handshakes being computed or waited for at a
 	// time; more connections wait for their turn.
@@ -56,7 +60,6 @@ const (
 	limitContinued   = "continuation"
 	limitFlood       = "flood"
 	limitResets      = "resets"
-	limitAbandoned   = "abandoned"
 	limitPings       = "pings"
 	limitReplies     = "control_replies"
 	limitHeld        = "requests_held"
@@ -70,7 +73,7 @@ const (
 )
 
 var limitReasons = []string{
-	limitHandshake, limitHeaders, limitContinued, limitFlood, limitResets, limitAbandoned, limitPings, limitReplies, limitHeld,
+	limitHandshake, limitHeaders, limitContinued, limitFlood, limitResets, limitPings, limitReplies, limitHeld,
 	limitOutput, limitStreams, limitGoroutines, limitMessage, limitStalled, limitKeepalive, limitUnreadInput,
 }
 

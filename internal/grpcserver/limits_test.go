@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -120,12 +121,11 @@ func TestFloods(t *testing.T) {
 			}
 			return f.fr.WriteRSTStream(1, http2.ErrCodeCancel)
 		}},
-		"trailers": {limitFlood, func(f *frames, i int) error {
+		"trailers that end nothing": {limitFlood, func(f *frames, i int) error {
 			if i == 0 {
-				f.ok(f.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: f.block(grpcFields("/s/never")...), EndHeaders: true}))
-				f.ok(f.fr.WriteRSTStream(1, http2.ErrCodeCancel))
+				f.headers(false, grpcFields("/s/never")...)
 			}
-			return f.fr.WriteRSTStream(1, http2.ErrCodeCancel)
+			return f.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: f.block("a", "b"), EndHeaders: true})
 		}},
 		"rapid reset": {limitResets, func(f *frames, _ int) error {
 			id := f.next
@@ -157,34 +157,42 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// Calls that are given up after a second of work each may be many, but not more
-// than a bound that are still being worked on.
+// Calls that are given up while their handlers are at work may be many, but no more
+// than a client may have at work: then it is not read until some have noticed.
 func TestAbandonedCalls(t *testing.T) {
-	s := start(t, hostileRig())
+	replies := make(chan func([]byte, error), 2*maxWorking)
+	s := start(t, rig{methods: []Method{{Name: "/s/stuck", Unary: func(_ *Call, _ []byte, reply func([]byte, error)) { replies <- reply }}}})
 	f := s.speak(t)
-	stuck := f.call("/s/stuck", "")
-	eventually(t, "the call", func() bool { return s.calls.Load() == 1 })
-	f.ok(f.fr.WriteRSTStream(stuck, http2.ErrCodeCancel))
-	eventually(t, "the count", func() bool {
+	give := func(n int) (err error) {
+		for range n {
+			f.mu.Lock()
+			id := f.call("/s/stuck", "")
+			err = f.fr.WriteRSTStream(id, http2.ErrCodeCancel)
+			f.mu.Unlock()
+		}
+		return err
+	}
+	const more = 1000
+	f.ok(give(maxWorking + more))
+	eventually(t, "the reader's wait", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for c := range s.conns {
-			return c.abandoned.Load() == 1
+			return c.waiting.Load()
 		}
 		return false
 	})
-	s.mu.Lock()
-	for c := range s.conns {
-		c.abandoned.Add(maxAbandoned)
+	if got := len(replies); got < maxWorking || got == maxWorking+more {
+		t.Errorf("%d calls are with their handlers", got)
 	}
-	s.mu.Unlock()
-	id := f.call("/s/stuck", "")
-	f.ok(f.fr.WriteRSTStream(id, http2.ErrCodeCancel))
-	if g := f.goneAway(); g == nil || g.ErrCode != http2.ErrCodeEnhanceYourCalm {
-		t.Errorf("GOAWAY %v", g)
-	}
-	if s.metrics.Limited(limitAbandoned) != 1 {
-		t.Error("was not counted")
+	go func() {
+		for reply := range replies {
+			reply([]byte("x"), nil)
+		}
+	}()
+	defer func() { s.Stop(); close(replies) }()
+	if got := f.await(f.call("/s/stuck", "")); got.message() != "x" {
+		t.Error(got)
 	}
 }
 
@@ -765,5 +773,213 @@ func TestHandlersThatWaitForWindows(t *testing.T) {
 		if h, ok := fr.(*http2.HeadersFrame); ok && h.StreamEnded() {
 			ended++
 		}
+	}
+}
+
+// Streams that are open and do nothing cost something as well. Beyond what a client
+// may have they are refused, and it can go on with those that it has; others are
+// served all the while.
+func TestManyOpenStreams(t *testing.T) {
+	large := strings.Repeat("v", 3<<10)
+	for name, c := range map[string]struct {
+		n      int
+		fields func(i int) []string
+	}{
+		"streams":             {3000, func(int) []string { return grpcFields("/s/stream") }},
+		"calls of no message": {6000, func(int) []string { return grpcFields("/s/echo") }},
+		"large header fields": {2000, func(i int) []string { return grpcFields("/s/echo", "k", fmt.Sprint(i, large)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, rig{Options: Options{HeldBytes: 4 << 20, MaxReceiveBytes: 1 << 20}, methods: []Method{
+				{Name: "/s/echo", Unary: echo},
+				{Name: "/s/stream", Stream: func(*Call, StreamOut) StreamReceiver { return quiet{} }},
+			}})
+			before := inUse()
+			f := s.speak(t)
+			for i := range c.n {
+				f.headers(false, c.fields(i)...)
+			}
+			eventually(t, "refusals", func() bool { return s.metrics.started.Load()+s.metrics.refused.Load() == int64(c.n) })
+			if refused := s.metrics.Limited(limitStreams); refused < 1000 || refused != s.metrics.refused.Load() {
+				t.Errorf("%d streams were refused because of the limit, %d in all", refused, s.metrics.refused.Load())
+			}
+			if grown := inUse() - before; grown > 5<<20 {
+				t.Errorf("memory grew by %d bytes", grown)
+			}
+			if got := f.await(uint32(2*c.n - 1)); got.reset == nil || *got.reset != http2.ErrCodeRefusedStream {
+				t.Error(got)
+			}
+			if _, err := invoke(t.Context(), s.dial(t), "/s/echo", []byte("x")); err != nil {
+				t.Errorf("a good client: %v", err)
+			}
+			for id := uint32(1); id < 20; id += 2 { // one large one needs some room
+				f.ok(f.fr.WriteRSTStream(id, http2.ErrCodeCancel))
+			}
+			if got := f.await(f.call("/s/echo", "x")); got.message() != "x" {
+				t.Error(got)
+			}
+			_ = f.nc.Close()
+			eventually(t, "the release", func() bool { return s.held.Load() == 0 })
+		})
+	}
+}
+
+// quiet is a receiver that does nothing.
+type quiet struct{}
+
+func (quiet) Message([]byte) error        { return nil }
+func (quiet) HalfClose() bool             { return true }
+func (quiet) Ready()                      {}
+func (quiet) Sent(Message, time.Duration) {}
+func (quiet) Close()                      {}
+
+// However much some clients hold, there is something left for one that comes later.
+func TestSharesOfWhatIsHeld(t *testing.T) {
+	s := start(t, rig{Options: Options{HeldBytes: 16 << 20, MaxReceiveBytes: 1 << 20}, methods: hostileRig().methods})
+	for range 20 {
+		f := s.speak(t)
+		chunk := make([]byte, 16<<10)
+		for range 6 {
+			id := f.headers(false, grpcFields("/s/echo")...)
+			f.ok(f.fr.WriteData(id, false, binary.BigEndian.AppendUint32([]byte{0}, 1<<20-100)))
+			for range 50 {
+				f.ok(f.fr.WriteData(id, false, chunk))
+			}
+		}
+		if got := f.await(f.call("/s/echo", "x")); got.message() != "x" {
+			t.Fatal(got)
+		}
+	}
+	if s.metrics.Limited(limitHeld) == 0 {
+		t.Error("nobody met the limit")
+	}
+	if n := s.held.Load(); n > 16<<20 {
+		t.Errorf("%d bytes are held", n)
+	}
+}
+
+// A client gets no more than its share of the goroutines.
+func TestShareOfGoroutines(t *testing.T) {
+	const share = maxGoroutines / heldShare
+	s := start(t, rig{methods: []Method{{Name: "/s/wait", Sender: func(call *Call, _ []byte, _ Send) error {
+		<-call.Context().Done()
+		return nil
+	}}, {Name: "/s/none", Sender: func(*Call, []byte, Send) error { return nil }}}})
+	f := s.speak(t)
+	go func() {
+		for range share + 10 {
+			f.mu.Lock()
+			f.call("/s/wait", "")
+			f.mu.Unlock()
+		}
+	}()
+	for range 10 {
+		fr, err := f.read()
+		f.ok(err)
+		h, ok := fr.(*http2.HeadersFrame)
+		if !ok {
+			t.Fatal(fr)
+		}
+		if got := f.fields(h); got["grpc-status"] != "8" {
+			t.Fatal(got)
+		}
+	}
+	if n := s.metrics.Limited(limitGoroutines); n != 10 || s.goroutines.Load() != share {
+		t.Errorf("%d calls were refused, %d have goroutines", n, s.goroutines.Load())
+	}
+	other := s.speak(t)
+	if got := other.await(other.call("/s/none", "")); got.last("grpc-status") != "0" {
+		t.Error(got)
+	}
+}
+
+// An answer that its client does not let in is dropped when its room is wanted,
+// whatever else the client lets in; what is waited for by nobody stays.
+func TestStalledStream(t *testing.T) {
+	still := clock.NewFake(time.Unix(1e6, 0))
+	sent := make(chan struct{}, 10)
+	s := start(t, rig{Options: Options{Clock: still}, methods: []Method{{Name: "/s/counted", Unary: func(call *Call, raw []byte, reply func([]byte, error)) {
+		call.OnSent(func() { sent <- struct{}{} })
+		if string(raw) == "large" {
+			raw = make([]byte, 2*defaultWindow)
+		}
+		reply(raw, nil)
+	}}, {Name: "/s/echo", Unary: echo}}})
+	f := s.speak(t, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 10})
+	unread := f.call("/s/counted", "as much as is not let in")
+	uncounted := f.call("/s/echo", "as much as is not let in")
+	slow := f.call("/s/counted", "as much as is not let in")
+	for range 4 {
+		f.ok(f.fr.WriteWindowUpdate(slow, 1))
+		if got := f.await(f.call("/s/echo", "x")); got.message() != "x" {
+			t.Fatal(got)
+		}
+		s.CloseStalled(10 * time.Second)
+		still.Advance(4 * time.Second)
+	}
+	if got := f.await(unread); got.reset == nil || *got.reset != http2.ErrCodeEnhanceYourCalm {
+		t.Error(got)
+	}
+	<-sent
+	if len(sent) > 0 || s.metrics.Limited(limitStalled) != 1 {
+		t.Errorf("%d more answers were dropped, %d calls ended", len(sent), s.metrics.Limited(limitStalled))
+	}
+	for _, id := range []uint32{uncounted, slow} {
+		f.ok(f.fr.WriteWindowUpdate(id, 100))
+		if got := f.await(id); got.last("grpc-status") != "0" {
+			t.Error(got)
+		}
+	}
+	<-sent
+
+	// The connection's window is its client's business as well.
+	f.ok(f.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: maxWindow}))
+	ids := []uint32{f.call("/s/counted", "large")}
+	eventually(t, "an empty window", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for c := range s.conns {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.sendWindow == 0
+		}
+		return false
+	})
+	ids = append(ids, f.call("/s/counted", "behind it"))
+	if got := f.await(f.headers(true, grpcFields("/s/nobody")...)); got.last("grpc-status") != "12" {
+		t.Error(got)
+	}
+	still.Advance(11 * time.Second)
+	s.CloseStalled(10 * time.Second)
+	for range ids { // in either order
+		fr, err := f.read()
+		for f.ok(err); fr.Header().Type == http2.FrameData || fr.Header().Type == http2.FrameHeaders; f.ok(err) {
+			fr, err = f.read()
+		}
+		if r, ok := fr.(*http2.RSTStreamFrame); !ok || r.ErrCode != http2.ErrCodeEnhanceYourCalm || !slices.Contains(ids, r.StreamID) {
+			t.Error(fr)
+		}
+		<-sent
+	}
+}
+
+// What was given back with all that a stream holds is not given back again by who
+// was just taking some of it.
+func TestGivenBackOnce(t *testing.T) {
+	s := New(Options{})
+	defer s.Stop()
+	st := &stream{}
+	st.conn = &conn{s: s}
+	st.hold(100)
+	st.letGo(30)
+	st.release() // as the stream ends
+	st.letGo(70)
+	if own, all := st.conn.held.Load(), s.held.Load(); own != 0 || all != 0 {
+		t.Errorf("%d bytes of the connection and %d of all are held", own, all)
+	}
+	st.hold(10)
+	st.release()
+	if n := s.held.Load(); n != 0 {
+		t.Errorf("%d bytes are held", n)
 	}
 }

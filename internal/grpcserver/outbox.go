@@ -27,6 +27,7 @@ type outbox struct {
 	taken   int      // how many those are
 	bytes   int      // of queue
 	refused bool     // the receiver is owed a Ready
+	want    load     // what the last Send that was refused was to queue
 	paused  bool     // a Send was refused, and the receiver has not had its Ready
 	held    bool     // the receiver wants no request now
 	ending  bool     // with endErr, once the queue is empty
@@ -39,24 +40,26 @@ type queued struct {
 	size int
 }
 
+// load is what a Send is to queue.
+type load struct{ messages, bytes int }
+
 func newOutbox(maxMessages, maxBytes int, shared *outboxBudget, wake, cut func()) *outbox {
 	return &outbox{maxMessages: maxMessages, maxBytes: maxBytes, shared: shared, wake: wake, cut: cut}
 }
 
 // Send implements StreamOut.
 func (o *outbox) Send(ms []Message) bool {
-	size := 0
+	l := load{messages: len(ms)}
 	for i := range ms {
-		size += ms[i].Size()
+		l.bytes += ms[i].Size()
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
 		return false
 	}
-	fits := len(o.queue) == 0 || len(o.queue)+len(ms) <= o.maxMessages && o.bytes+size <= o.maxBytes
-	if !fits || !o.shared.take(size, o.bytes, o) {
-		o.refused, o.paused = true, true
+	if !o.fits(l) || !o.shared.take(l.bytes, o.bytes, o) {
+		o.refused, o.paused, o.want = true, true, l
 		o.wake()
 		return false
 	}
@@ -66,9 +69,14 @@ func (o *outbox) Send(ms []Message) bool {
 	for _, m := range ms {
 		o.queue = append(o.queue, queued{m, m.Size()})
 	}
-	o.bytes += size
+	o.bytes += l.bytes
 	o.wake()
 	return true
+}
+
+// fits says that the outbox's own bounds let a Send in.
+func (o *outbox) fits(l load) bool {
+	return len(o.queue) == 0 || len(o.queue)+l.messages <= o.maxMessages && o.bytes+l.bytes <= o.maxBytes
 }
 
 // Hold implements StreamOut.
@@ -149,14 +157,17 @@ func (o *outbox) wrote(now time.Time) (more bool) {
 }
 
 // owesReady says that the receiver is to be told of room, and takes that as
-// done. There must be some room, lest each message be refused and announced.
+// done. There must be some room, lest each message be refused and announced, and
+// enough for what was refused, lest it be refused again at once. Until there is,
+// what is written has the outbox looked at again; if nothing is in it, the budget
+// does.
 func (o *outbox) owesReady() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed || !o.refused || len(o.queue) > o.maxMessages/2 || o.bytes > o.maxBytes/2 && len(o.queue) > 0 {
 		return false
 	}
-	if !o.shared.take(0, 0, o) {
+	if !o.fits(o.want) || !o.shared.has(o.want.bytes, o.bytes, o) {
 		return false
 	}
 	o.refused = false
@@ -245,11 +256,31 @@ func (b *outboxBudget) held() int {
 	return b.used
 }
 
-// take takes n bytes for an outbox that holds some already. If it may not, and
-// all is used, it is signalled once that is no longer so.
+// take takes n bytes for an outbox that holds some already, if it may have them
+// as has tells.
 func (b *outboxBudget) take(n, held int, o *outbox) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if !b.leaves(n, held, o) {
+		return false
+	}
+	b.used += n
+	if n > 0 {
+		b.holders[o] = struct{}{}
+	}
+	return true
+}
+
+// has says that an outbox that holds some bytes already may have n more. If it
+// may not, and all is used, it is signalled once that is no longer so.
+func (b *outboxBudget) has(n, held int, o *outbox) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.leaves(n, held, o)
+}
+
+// leaves is has for who holds the lock.
+func (b *outboxBudget) leaves(n, held int, o *outbox) bool {
 	if b.used >= b.limit {
 		if !slices.Contains(b.waiting, o) {
 			b.waiting = append(b.waiting, o)
@@ -258,14 +289,7 @@ func (b *outboxBudget) take(n, held int, o *outbox) bool {
 		b.arm()
 		return false
 	}
-	if held > 0 && held+n > b.limit-b.used {
-		return false // it will have room once it has written
-	}
-	b.used += n
-	if n > 0 {
-		b.holders[o] = struct{}{}
-	}
-	return true
+	return held == 0 || held+n <= b.limit-b.used // else it will have room once it has written
 }
 
 // sweep cuts off who has read nothing for long.

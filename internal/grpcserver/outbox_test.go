@@ -92,11 +92,32 @@ func TestOutboxOwnBounds(t *testing.T) {
 	}
 }
 
+// Room that is too little for what was refused is not announced: that would be
+// refused again, at once and for as long as nothing is written.
+func TestOutboxAnnouncesEnough(t *testing.T) {
+	for _, refused := range [][]Message{sized(61), slices.Concat(sized(1), sized(1), sized(1))} {
+		box := newTestOutboxes(1000).open(4, 100)
+		if !box.Send(sized(20)) || !box.Send(sized(20)) || box.Send(refused) {
+			t.Fatal("40 bytes in two messages should fit, and no more of them than the bounds")
+		}
+		if box.owesReady() {
+			t.Fatal("announced room that is too little")
+		}
+		box.writeOne(t)
+		if !box.owesReady() || !box.Send(refused) {
+			t.Fatal("there is room, and nobody is told")
+		}
+	}
+}
+
 func TestOutboxShared(t *testing.T) {
 	all := newTestOutboxes(1000)
 	a, b, c := all.open(100, 1000), all.open(100, 1000), all.open(100, 1000)
 	if !a.Send(sized(400)) || a.Send(sized(400)) {
 		t.Fatal("a may not have more than what is left to others")
+	}
+	if a.owesReady() {
+		t.Fatal("announced to a what it may not have")
 	}
 	if !b.Send(sized(700)) {
 		t.Fatal("b has nothing and may have a message of any size")
@@ -158,6 +179,9 @@ func TestOutboxCutsStalledOnes(t *testing.T) {
 	all := newTestOutboxes(100)
 	stalled, reading, waiting := all.open(10, 100), all.open(10, 100), all.open(10, 100)
 	stalled.Send(sized(60))
+	if stalled.Send(sized(60)) || stalled.owesReady() {
+		t.Fatal("took more than what is left to others, or announced it")
+	}
 	reading.Send(sized(50))
 	all.now = all.now.Add(6 * time.Second)
 	reading.writeOne(t)
@@ -235,6 +259,70 @@ func TestOutboxModel(t *testing.T) {
 	}
 	if refusals < 100 {
 		t.Fatalf("only %d messages were refused", refusals)
+	}
+}
+
+// TestOutboxNobodyWaitsForEver has receivers send what they have, each till it is
+// refused and again when it is told of room, over connections that are slow. All is
+// written in the end, and who is told of room has it.
+func TestOutboxNobodyWaitsForEver(t *testing.T) {
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		all := newTestOutboxes(1000)
+		var boxes []*outbox
+		rest := map[*outbox][][]Message{} // what the receivers have to send
+		writing := map[*outbox]int{}
+		send := func(box *outbox) {
+			for len(rest[box]) > 0 && box.Send(rest[box][0]) {
+				rest[box] = rest[box][1:]
+			}
+		}
+		for range 2 + r.IntN(6) {
+			box := all.open(1+r.IntN(8), 600)
+			boxes = append(boxes, box)
+			for range r.IntN(40) {
+				var ms []Message
+				for range 1 + r.IntN(4) {
+					ms = append(ms, sized(1+r.IntN(400))...)
+				}
+				rest[box] = append(rest[box], ms)
+			}
+			send(box)
+		}
+		for len(all.wakes) > 0 || len(writing) > 0 {
+			for _, i := range r.Perm(len(boxes)) {
+				box := boxes[i]
+				if all.woken(box) {
+					if box.owesReady() {
+						had := len(rest[box])
+						if send(box); len(rest[box]) == had && had > 0 {
+							t.Fatalf("seed %d: was told of room for what is refused again", seed)
+						}
+						box.told()
+					}
+					for _, more := box.take(); more; _, more = box.take() {
+						writing[box]++
+					}
+					box.idle()
+				}
+				if writing[box] > 0 && r.IntN(3) == 0 {
+					if writing[box]--; writing[box] == 0 {
+						delete(writing, box)
+					}
+					if box.wrote(all.now) {
+						all.wakes[box] = true
+					}
+				}
+			}
+		}
+		for _, box := range boxes {
+			if len(rest[box]) > 0 {
+				t.Fatalf("seed %d: a receiver with %d to send is not told of room", seed, len(rest[box]))
+			}
+		}
+		if all.budget.used != 0 || len(all.cut) != 0 {
+			t.Fatalf("seed %d: %d bytes are taken, %d outboxes were cut", seed, all.budget.used, len(all.cut))
+		}
 	}
 }
 

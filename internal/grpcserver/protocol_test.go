@@ -431,3 +431,53 @@ func TestStats(t *testing.T) {
 		}
 	}
 }
+
+// A client that makes its table of header fields smaller is told in the next header
+// block that we use none (RFC 9113, section 4.3.1).
+func TestSmallerTableOfHeaders(t *testing.T) {
+	s := start(t, rig{methods: []Method{{Name: "/s/echo", Unary: echo}}})
+	f := s.speak(t)
+	first := func(id uint32) byte {
+		for {
+			fr, err := f.read()
+			f.ok(err)
+			if h, ok := fr.(*http2.HeadersFrame); ok && h.StreamID == id {
+				b := h.HeaderBlockFragment()[0]
+				f.fields(h)
+				if !h.StreamEnded() { // its trailer
+					fr, err = f.read()
+					f.ok(err)
+					if _, ok := fr.(*http2.DataFrame); ok {
+						fr, err = f.read()
+						f.ok(err)
+					}
+					if b := fr.(*http2.HeadersFrame).HeaderBlockFragment()[0]; b == tableOfNone {
+						t.Error("the trailer has an update, too")
+					}
+				}
+				return b
+			}
+		}
+	}
+	for _, c := range []struct {
+		sizes  []uint32 // that are announced
+		method string
+		want   bool
+	}{
+		{nil, "/s/echo", false},
+		{[]uint32{4096, 1 << 16}, "/s/echo", false},
+		{[]uint32{4096}, "/s/echo", true},
+		{nil, "/s/echo", false},
+		{[]uint32{0, 1 << 16}, "/s/none", true},
+		{nil, "/s/none", false},
+		{[]uint32{0}, "/s/echo", true},
+		{[]uint32{0}, "/s/echo", false},
+	} {
+		for _, size := range c.sizes {
+			f.ok(f.fr.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: size}))
+		}
+		if got := first(f.call(c.method, "x")) == tableOfNone; got != c.want {
+			t.Errorf("%s after sizes %v: an update is %v", c.method, c.sizes, got)
+		}
+	}
+}

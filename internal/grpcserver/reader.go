@@ -456,7 +456,7 @@ func (c *conn) continuationFrame(h frameHeader, p []byte) *connError {
 	}
 	b.bytes = append(b.bytes, p...)
 	b.held += len(p)
-	if c.s.held.Add(int64(len(p))) > int64(c.s.o.HeldBytes) {
+	if !c.hold(len(p)) {
 		return calm(limitHeld, "too many bytes of header blocks that are not complete")
 	}
 	if h.flags&flagEndHeaders == 0 {
@@ -469,7 +469,7 @@ func (c *conn) continuationFrame(h frameHeader, p []byte) *connError {
 
 // dropBlock forgets a header block whose frames were coming in.
 func (c *conn) dropBlock() {
-	c.s.held.Add(-int64(c.block.held))
+	c.unhold(c.block.held)
 	c.block = headerBlock{}
 }
 
@@ -572,9 +572,6 @@ func (c *conn) resetFrame(h frameHeader, p []byte) *connError {
 	if mine {
 		s.over(endCanceled)
 	}
-	if c.abandoned.Load() > maxAbandoned {
-		return calm(limitAbandoned, "too many calls were given up and are still being worked on")
-	}
 	return nil
 }
 
@@ -635,6 +632,9 @@ func (c *conn) settingsFrame(h frameHeader, p []byte) *connError {
 	for ; len(p) > 0; p = p[6:] {
 		v := binary.BigEndian.Uint32(p[2:])
 		switch binary.BigEndian.Uint16(p) {
+		case settingHeaderTableSize:
+			c.shrunk = c.shrunk || v < c.peerTable
+			c.peerTable = v
 		case settingEnablePush:
 			if v > 1 {
 				return protocolError("SETTINGS_ENABLE_PUSH is neither 0 nor 1")

@@ -367,19 +367,26 @@ func (f *frames) await(id uint32) *seen {
 	return s
 }
 
+// fields decodes a header block.
+func (f *frames) fields(h *http2.HeadersFrame) map[string]string {
+	f.t.Helper()
+	fields, err := f.dec.DecodeFull(h.HeaderBlockFragment())
+	f.ok(err)
+	m := map[string]string{}
+	for _, hf := range fields {
+		m[hf.Name] = hf.Value
+	}
+	return m
+}
+
 func (f *frames) note(s *seen, fr http2.Frame, id uint32) {
 	f.t.Helper()
 	if g, ok := fr.(*http2.GoAwayFrame); ok && g.ErrCode != http2.ErrCodeNo {
 		f.t.Fatalf("GOAWAY %v %q", g.ErrCode, g.DebugData())
 	}
 	if h, ok := fr.(*http2.HeadersFrame); ok {
-		fields, err := f.dec.DecodeFull(h.HeaderBlockFragment())
-		f.ok(err)
+		m := f.fields(h) // of any stream, as it may change the table
 		if h.StreamID == id {
-			m := map[string]string{}
-			for _, hf := range fields {
-				m[hf.Name] = hf.Value
-			}
 			s.headers = append(s.headers, m)
 			s.ended = h.StreamEnded()
 		}

@@ -37,7 +37,7 @@ type Server struct {
 
 	calls      atomic.Int64 // unary calls that are served from raw bytes
 	goroutines atomic.Int64 // that serve calls
-	held       atomic.Int64 // bytes of requests, of all connections
+	held       atomic.Int64 // bytes of open streams and of requests, of all connections
 	queued     atomic.Int64 // bytes of answers that wait in streams, of all connections
 	handshakes atomic.Int64 // connections that have not begun to speak
 	handlers   sync.WaitGroup
@@ -420,21 +420,24 @@ func (s *Server) finish() {
 	})
 }
 
-// CloseStalled closes the connections that hold answers whose senders wait till
-// they have left memory, and of which the client took nothing for that long. It
-// is cheap to call often.
+// CloseStalled ends the calls that hold answers whose senders wait till they have
+// left memory, and of which the client let in nothing for that long, and the
+// connections that hold some and took no byte. It is cheap to call often.
 func (s *Server) CloseStalled(than time.Duration) {
 	now := s.o.Clock.Now()
 	last := s.sweeping.Load()
 	if now.UnixNano()-last < int64(than/10) || !s.sweeping.CompareAndSwap(last, now.UnixNano()) {
 		return
 	}
+	var holding []*conn
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for c := range s.conns {
-		if c.holding.Load() > 0 && now.Sub(time.Unix(0, c.moved.Load())) > than {
-			s.limited(limitStalled, "remote", c.remote)
-			c.hangUp()
+		if c.holding.Load() > 0 {
+			holding = append(holding, c)
 		}
+	}
+	s.mu.Unlock()
+	for _, c := range holding {
+		c.endStalled(now.Add(-than).UnixNano())
 	}
 }

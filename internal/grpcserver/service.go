@@ -19,14 +19,20 @@ import (
 
 // goServe runs serve on a goroutine of its own, if there may be one more.
 func (srv *Server) goServe(s *stream, serve func()) {
-	if srv.goroutines.Add(1) > maxGoroutines {
+	c := s.conn
+	own, all := c.goroutines.Add(1), srv.goroutines.Add(1)
+	over := func() {
+		c.goroutines.Add(-1)
 		srv.goroutines.Add(-1)
-		srv.limited(limitGoroutines, "remote", s.conn.remote)
-		s.endGo(status.Errorf(codes.ResourceExhausted, "grpc: the server is serving %d calls of this kind already; try again later", maxGoroutines), nil)
+	}
+	if own > maxGoroutines/heldShare || all > maxGoroutines {
+		over()
+		srv.limited(limitGoroutines, "remote", c.remote)
+		s.endGo(status.Errorf(codes.ResourceExhausted, "grpc: the server is serving %d calls of this kind already, %d of this connection; try again later", all-1, own-1), nil)
 		return
 	}
 	srv.handlers.Go(func() {
-		defer srv.goroutines.Add(-1)
+		defer over()
 		serve()
 	})
 }
@@ -67,8 +73,8 @@ func (s *stream) sendMessage(raw []byte, sent func()) error {
 	return nil
 }
 
-// push waits for room and queues an item. It returns false if the call is over;
-// then the item's sender is told.
+// push waits for room and queues an item. It returns false if the call is over, or
+// its connection is to end; then the item's sender is told.
 func (s *stream) push(it outItem) bool {
 	c := s.conn
 	c.mu.Lock()
@@ -81,7 +87,7 @@ func (s *stream) push(it outItem) bool {
 	for s.q != nil && s.q.bytes > streamAhead && !s.gone.Load() && s.Err() == nil {
 		s.sender.Wait()
 	}
-	if s.gone.Load() || s.Err() != nil {
+	if s.gone.Load() || s.Err() != nil || c.failure != nil {
 		if it.fn != nil {
 			c.mu.Unlock()
 			it.fn()
@@ -91,6 +97,11 @@ func (s *stream) push(it outItem) bool {
 	}
 	c.enqueue(s, it)
 	c.kick()
+	if c.overfull() {
+		c.mu.Unlock()
+		c.fail(calm(limitOutput, "answers are not read"))
+		c.mu.Lock()
+	}
 	return true
 }
 
@@ -123,6 +134,9 @@ func (s *stream) endGo(err error, trailer metadata.MD) {
 		c.kick()
 	}
 	c.mu.Unlock()
+	if s.m != nil && s.m.goUnary != nil {
+		c.answeredOne()
+	}
 	s.forgotten()
 	s.release()
 	s.settle(st.Code())

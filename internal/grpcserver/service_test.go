@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -266,7 +267,8 @@ func TestHeaderAndTrailer(t *testing.T) {
 
 func TestStreamCancel(t *testing.T) {
 	s := start(t, testServiceRig(&testService{}, rig{}))
-	c := pb.NewTestServiceClient(s.dial(t))
+	// Windows of a size, or the client's grow until it takes all that it does not read.
+	c := pb.NewTestServiceClient(s.dial(t, grpc.WithInitialWindowSize(1<<16), grpc.WithInitialConnWindowSize(1<<17)))
 	ctx, cancel := context.WithCancel(t.Context())
 	stream, err := c.FullDuplexCall(ctx)
 	if err != nil {
@@ -366,4 +368,79 @@ func TestStopEndsHandlers(t *testing.T) {
 		t.Errorf("ended with %v", err)
 	}
 	reply([]byte("late"), nil)
+}
+
+// waiting is a service of one method whose calls wait for each other.
+type waiting struct {
+	begun, release chan struct{}
+	bytes          int
+}
+
+func (w *waiting) register(r grpc.ServiceRegistrar) {
+	r.RegisterService(&grpc.ServiceDesc{ServiceName: "w", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{
+		MethodName: "m",
+		Handler: func(any, context.Context, func(any) error, grpc.UnaryServerInterceptor) (any, error) {
+			w.begun <- struct{}{}
+			<-w.release
+			return &pb.SimpleResponse{Payload: payload(int32(w.bytes))}, nil
+		},
+	}}}, nil)
+}
+
+// The answers of generated services are bounded as others are: a client that lets
+// none in is cut off.
+func TestAnswersOfServicesNotLetIn(t *testing.T) {
+	const calls = 2000
+	w := &waiting{begun: make(chan struct{}, calls), release: make(chan struct{}), bytes: 50 << 10}
+	s := start(t, rig{Options: Options{OutputBytes: 4 << 20}, register: w.register})
+	before := inUse()
+	f := s.speak(t, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	for range calls {
+		f.call("/w/m", "")
+	}
+	for range calls {
+		<-w.begun
+	}
+	var most atomic.Int64
+	close(w.release)
+	eventually(t, "the end of the connection", func() bool {
+		most.Store(max(most.Load(), s.queued.Load()))
+		return s.metrics.Limited(limitOutput) == 1 && s.metrics.open.Load() == 0
+	})
+	if n := most.Load(); n > 5<<20 {
+		t.Errorf("%d bytes waited", n)
+	}
+	eventually(t, "the end of all calls", func() bool { return s.goroutines.Load() == 0 && s.queued.Load() == 0 && s.held.Load() == 0 })
+	if grown := inUse() - before; grown > 16<<20 {
+		t.Errorf("memory grew by %d bytes", grown)
+	}
+}
+
+// Calls of generated services count among those that are at work.
+func TestMoreCallsOfServicesThanAnswers(t *testing.T) {
+	w := &waiting{begun: make(chan struct{}, 4*maxWorking), release: make(chan struct{})}
+	s := start(t, rig{register: w.register})
+	const n = 2 * maxWorking
+	c := newCheapClient(t, s.addr, "/w/m", 0)
+	defer c.nc.Close()
+	done := make(chan error, 1)
+	go func() { done <- c.run(n, n) }()
+	for range maxWorking {
+		<-w.begun
+	}
+	eventually(t, "the reader's wait", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for c := range s.conns {
+			return c.waiting.Load()
+		}
+		return false
+	})
+	if got := s.goroutines.Load(); got > maxWorking {
+		t.Errorf("%d calls are with their handlers", got)
+	}
+	close(w.release)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }

@@ -27,13 +27,13 @@ func (s *Server) handle(nc net.Conn, secure bool) {
 	_ = nc.SetDeadline(time.Now().Add(limit))
 	c, first, err := s.shake(nc, secure)
 	s.handshakes.Add(-1)
-	_ = nc.SetDeadline(time.Time{})
 	if err != nil {
 		if timedOut(err) {
 			s.limited(limitHandshake, "remote", nc.RemoteAddr())
 		}
 		_ = nc.Close()
-	} else if c != nil {
+	} else if c != nil { // else it is somebody else's, with deadlines of theirs
+		_ = nc.SetDeadline(time.Time{})
 		s.ungreet(nc)
 		c.serve(first)
 		return

@@ -24,15 +24,15 @@ type stream struct {
 	m      *method // nil for a request that is refused or goes to HTTP
 	began  time.Time
 
-	replied    atomic.Uint32 // of a unary handler; see notReplied
-	settled    atomic.Bool   // the outcome of a unary call is known
-	dispatched atomic.Bool   // the handler has the message, or will not have it
-	headers    uint32        // size of req, if no call before had the same
-	kept       atomic.Int64  // bytes that hold counted
-	gone       atomic.Bool   // it is none of the connection's streams any more
-	remoteDone atomic.Bool   // the client has half-closed
-	window     atomic.Int32  // what the client may still send
-	consumed   atomic.Int32  // what was taken since the window was last raised
+	replied    atomic.Bool  // the handler of a unary call has
+	settled    atomic.Bool  // the outcome of a unary call is known
+	dispatched atomic.Bool  // the handler has the message, or will not have it
+	cost       uint32       // bytes that count while it is open, those of req too if no call before had the same
+	kept       atomic.Int64 // bytes that hold counted
+	gone       atomic.Bool  // it is none of the connection's streams any more
+	remoteDone atomic.Bool  // the client has half-closed
+	window     atomic.Int32 // what the client may still send
+	consumed   atomic.Int32 // what was taken since the window was last raised
 
 	// Of the reader: the one message of a unary call.
 	received  int64 // bytes of DATA
@@ -62,16 +62,19 @@ type stream struct {
 // begin begins a stream of a header block that was just decoded.
 func (c *conn) begin(id uint32, end, malformed bool) *connError {
 	c.idle.give(callCredit)
-	headers := uint32(0)
+	cost := uint32(streamCost)
 	req := c.requests.find(c.unpack.fields)
 	if req == nil {
-		headers = c.unpack.size
+		cost += min(c.unpack.size, c.unpack.limit)
 		req = c.s.parseRequest(append([]*field(nil), c.unpack.fields...), c.tls != nil && c.s.o.HTTP != nil)
 		if !c.unpack.tooLarge() {
 			c.requests.keep(req, c.unpack.size)
 		}
 	}
-	s := &stream{id: id, req: req, headers: headers, began: c.now, heapAt: -1}
+	if req.method == nil || req.method.unary == nil {
+		cost += wideCost - streamCost
+	}
+	s := &stream{id: id, req: req, cost: cost, began: c.now, heapAt: -1}
 	s.conn, s.md, s.Method = c, req.md, req.path
 	s.window.Store(recvWindow)
 	if end {
@@ -89,6 +92,12 @@ func (c *conn) begin(id uint32, end, malformed bool) *connError {
 		code = http2.ErrCodeProtocol
 	case uint32(len(c.streams)) >= c.s.o.MaxStreams:
 		code, limit = http2.ErrCodeRefusedStream, limitStreams
+	case !c.hold(int(cost)):
+		c.unhold(int(cost))
+		code, limit = http2.ErrCodeRefusedStream, limitStreams
+		if c.backlog.first != nil {
+			limit = limitOutput // which is why so many are open
+		}
 	}
 	if code != 0 {
 		c.reset(id, code)
@@ -319,29 +328,25 @@ func (s *stream) hold(n int) bool {
 }
 
 func (s *stream) count(n int) bool {
-	c := s.conn
 	s.kept.Add(int64(n))
-	own, all := c.held.Add(int64(n)), c.s.held.Add(int64(n))
-	most := int64(c.s.o.HeldBytes)
-	one := 2 * int64(c.s.o.MaxReceiveBytes) // a large message must get through
-	return own <= max(min(most/heldShare, heldBytes), one) && all <= max(most, one)
+	return s.conn.hold(n)
 }
 
 var errHeld = status.Error(codes.ResourceExhausted, "grpc: too many bytes of requests that are not complete or not read are held; send fewer at a time")
 
 // release gives back all that hold counted.
-func (s *stream) release() { s.unhold(int(s.kept.Swap(0))) }
+func (s *stream) release() { s.conn.unhold(int(s.kept.Swap(0))) }
 
-// letGo gives back n bytes of what hold counted.
+// letGo gives back n bytes of what hold counted, or what release has left of them:
+// the stream may end at this moment.
 func (s *stream) letGo(n int) {
-	s.kept.Add(-int64(n))
-	s.unhold(n)
-}
-
-func (s *stream) unhold(n int) {
-	if n != 0 {
-		s.conn.held.Add(-int64(n))
-		s.conn.s.held.Add(-int64(n))
+	for {
+		kept := s.kept.Load()
+		some := min(int64(n), kept)
+		if s.kept.CompareAndSwap(kept, kept-some) {
+			s.conn.unhold(int(some))
+			return
+		}
 	}
 }
 
@@ -399,25 +404,16 @@ func (s *stream) handle(raw []byte) {
 		s.watchEnd()
 		s.conn.s.goServe(s, func() { s.serveSender(raw) })
 	case m.goUnary != nil:
+		s.conn.working.Add(1)
 		s.conn.s.goServe(s, func() { s.serveUnary(raw) })
 	}
 }
 
-// Values of stream.replied.
-const (
-	notReplied uint32 = iota
-	forsaken          // the client is gone, and the handler is still at work
-	hasReplied
-)
-
 // reply is what a unary handler answers with, once, from any goroutine.
 func (s *stream) reply(raw []byte, err error) {
 	c := s.conn
-	switch s.replied.Swap(hasReplied) {
-	case hasReplied:
+	if s.replied.Swap(true) {
 		panic("grpcserver: the handler of " + s.Method + " replied twice")
-	case forsaken:
-		c.abandoned.Add(-1)
 	}
 	c.answeredOne()
 	if !s.settled.CompareAndSwap(false, true) {
@@ -461,7 +457,7 @@ func (s *stream) reply(raw []byte, err error) {
 	fn := s.sent
 	s.sent = nil
 	c.answer(s, raw, rest, compressed, fn)
-	over := c.queued.Load()+int64(c.out.bytes) > int64(c.s.o.OutputBytes)
+	over := c.overfull()
 	flush := c.kickInline()
 	c.mu.Unlock()
 	if s.m.stats != nil {
@@ -508,13 +504,6 @@ func (s *stream) settle(code codes.Code) {
 	}
 }
 
-// forsake counts a call whose handler works for nobody.
-func (s *stream) forsake() {
-	if s.dispatched.Load() && s.m != nil && s.m.unary != nil && s.replied.CompareAndSwap(notReplied, forsaken) {
-		s.conn.abandoned.Add(1)
-	}
-}
-
 // over ends the call of a stream that was taken out: the client gave up, or the
 // connection is gone.
 func (s *stream) over(why uint32) {
@@ -536,7 +525,6 @@ func (s *stream) over(why uint32) {
 	case s.inbox != nil:
 		s.inbox.wake()
 	case claimed:
-		s.forsake()
 		s.settle(codeOf(why))
 	}
 	s.release()
@@ -561,7 +549,6 @@ func (s *stream) timeOut() {
 	case s.bidi != nil:
 		s.endWith(st.Err())
 	case claimed:
-		s.forsake()
 		s.conclude(st)
 	case ours: // answered already
 	default: // a goroutine serves it, and comes to its end by the context

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -159,5 +160,43 @@ func TestOtherListeners(t *testing.T) {
 	out, err := invoke(t.Context(), other.dial(t), "/s/echo", big)
 	if err != nil || !bytes.Equal(out, big) {
 		t.Error(err)
+	}
+}
+
+// deadlines counts how often its deadline was set.
+type deadlines struct {
+	net.Conn
+	set atomic.Int64
+}
+
+func (d *deadlines) SetDeadline(t time.Time) error {
+	d.set.Add(1)
+	return d.Conn.SetDeadline(t)
+}
+
+// A connection that package http has got is that package's: its deadlines stay.
+func TestHandOver(t *testing.T) {
+	s := New(Options{})
+	defer s.Stop()
+	// This test takes the place of package http.
+	given := &handedOver{conns: make(chan net.Conn), closed: make(chan struct{})}
+	s.http, s.httpConns = &http.Server{}, given
+	client, nc := net.Pipe()
+	defer client.Close()
+	d := &deadlines{Conn: nc}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.handle(d, false)
+	}()
+	go func() { _, _ = io.WriteString(client, "GET / HTTP/1.1\r\n\r\n") }()
+	got, err := given.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Close()
+	<-done
+	if n := d.set.Load(); n != 2 { // that of the handshake, and its end
+		t.Errorf("deadlines were set %d times", n)
 	}
 }

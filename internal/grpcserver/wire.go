@@ -180,13 +180,13 @@ func (w *blockingWire) close() error { return w.Conn.Close() }
 // limitUnacknowledged bounds how long the kernel waits for a client that does not
 // acknowledge what was sent: as long as for the answer to a ping.
 func limitUnacknowledged(c net.Conn, limit time.Duration) {
-	tcp, ok := c.(*net.TCPConn)
+	sc, ok := c.(syscall.Conn)
 	if !ok {
 		return
 	}
-	if raw, err := tcp.SyscallConn(); err == nil {
+	if raw, err := sc.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
-			// A kernel that does not know it goes on as ever.
+			// What is no TCP, or a kernel that does not know it, goes on as ever.
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(limit/time.Millisecond))
 		})
 	}
