@@ -7,6 +7,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/command"
@@ -136,4 +137,27 @@ func WireError(err error) error {
 		return wrapped.GRPCStatus().Err()
 	}
 	return status.Error(codes.Unknown, err.Error())
+}
+
+// What grpc-go says of bytes that are not the wire form of their message, before
+// what protobuf says.
+const (
+	undecodedRequest = "grpc: error unmarshalling request: "              // of a unary call
+	undecodedMessage = "grpc: failed to unmarshal the received message: " // of a stream
+)
+
+// undecoded returns what a client gets for a request that cannot be decoded, in
+// the given words. Of what package command says only protobuf's part is told.
+func undecoded(words string, err error) error {
+	if errors.Is(err, command.ErrTooComplex) {
+		return rpctypes.ErrGRPCTooManyOps
+	}
+	if parts, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, part := range parts.Unwrap() {
+			if errors.Is(part, proto.Error) {
+				err = part
+			}
+		}
+	}
+	return status.Error(codes.Internal, words+err.Error())
 }

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -147,7 +145,7 @@ func parseKeepAlive(raw []byte) (id int64, err error) {
 	}
 	var r etcdserverpb.LeaseKeepAliveRequest
 	if err := proto.Unmarshal(raw, &r); err != nil {
-		return 0, status.Error(codes.Internal, "grpc: failed to unmarshal the received message: "+err.Error())
+		return 0, undecoded(undecodedMessage, err)
 	}
 	return r.ID, nil
 }

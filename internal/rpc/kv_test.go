@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -21,6 +22,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/engram-kv/engram/internal/mvcc"
+	"github.com/engram-kv/engram/internal/state"
 )
 
 // must returns v, or ends the test.
@@ -450,6 +454,23 @@ func TestResponseRoom(t *testing.T) {
 	}
 	if r := must[*pb.RangeResponse](t)(m.kv.Range(ctx, &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l")})); r.Count != 0 {
 		t.Errorf("%d keys are left", r.Count)
+	}
+}
+
+// A list of keys without values is reckoned by how many of them are asked for, not
+// by how many there are.
+func TestEstimateOfKeys(t *testing.T) {
+	m := start(t, nil)
+	for i := range 50 {
+		m.put(t, fmt.Sprintf("k%02d", i), "v")
+	}
+	v := m.s.view()
+	defer v.Release()
+	for limit, want := range map[int64]int64{0: 50, 7: 7, 50: 50, 51: 50, math.MaxInt64: 50} {
+		op := state.OpReply{Kind: state.OpRange, View: v.KV(), Key: []byte("k"), End: []byte("l"), Range: mvcc.RangeOptions{KeysOnly: true, Limit: limit}}
+		if got, exact := estimate(&op); got != want*keyGuess || exact {
+			t.Errorf("limit %d: %d bytes, exactly: %v", limit, got, exact)
+		}
 	}
 }
 

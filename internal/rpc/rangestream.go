@@ -28,10 +28,11 @@ var (
 func (s *Server) rangeStream(call *grpcserver.Call, raw []byte, send grpcserver.Send) error {
 	began := s.o.Clock.Now()
 	var r command.RangeRequest
-	_, err := parse(command.KindRange, raw, func(b []byte) bool { return command.ParseRange(b, &r) })
-	if err == nil {
-		err = s.admit(call, kindStream, false)
+	_, err := decode(command.KindRange, raw, func(b []byte) bool { return command.ParseRange(b, &r) })
+	if err != nil {
+		return undecoded(undecodedMessage, err)
 	}
+	err = s.admit(call, kindStream, false)
 	if err == nil {
 		err = checkRange(&r)
 	}

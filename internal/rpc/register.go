@@ -23,8 +23,8 @@ type Registrar interface {
 	// Handle adds a method that is served from raw bytes.
 	Handle(grpcserver.Method)
 	GetServiceInfo() map[string]grpc.ServiceInfo
-	// CloseStalled closes the connections that hold answers and on which nothing
-	// moved for that long.
+	// CloseStalled ends the calls that hold answers of which nothing was let in for
+	// that long, and connections that took nothing.
 	CloseStalled(than time.Duration)
 }
 

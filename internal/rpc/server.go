@@ -24,8 +24,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"golang.org/x/crypto/bcrypt"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/clock"
@@ -297,9 +295,18 @@ func (s *Server) header(revision int64) header {
 	return header{cluster: s.o.ClusterID, member: s.o.MemberID, revision: revision, term: s.o.Consensus.Term()}
 }
 
-// parse decodes the raw bytes of a hot request. The bytes that it returns may
-// stand in the log, and what accept decoded aliases them.
+// parse decodes the request of a hot unary call, as decode does.
 func parse(kind command.Kind, raw []byte, accept func([]byte) bool) ([]byte, error) {
+	normal, err := decode(kind, raw, accept)
+	if err != nil {
+		return nil, undecoded(undecodedRequest, err)
+	}
+	return normal, nil
+}
+
+// decode decodes the raw bytes of a hot request. The bytes that it returns may
+// stand in the log, and what accept decoded aliases them.
+func decode(kind command.Kind, raw []byte, accept func([]byte) bool) ([]byte, error) {
 	if accept(raw) {
 		return raw, nil
 	}
@@ -307,11 +314,5 @@ func parse(kind command.Kind, raw []byte, accept func([]byte) bool) ([]byte, err
 	if err == nil && !accept(normal) {
 		err = fmt.Errorf("%v request of %d bytes cannot be normalized: %w", kind, len(raw), command.ErrMalformed)
 	}
-	if errors.Is(err, command.ErrTooComplex) {
-		return nil, rpctypes.ErrGRPCTooManyOps
-	}
-	if err != nil {
-		return nil, status.Error(codes.Internal, "grpc: error unmarshalling request: "+err.Error())
-	}
-	return normal, nil
+	return normal, err
 }

@@ -93,9 +93,9 @@ func TestSlowReaderHoldsRoom(t *testing.T) {
 	}
 }
 
-// TestUnreadAnswersLoseTheirConnection has a client, stopped it seems, hold room
+// TestUnreadAnswersAreDropped has a client, stopped it seems, hold room
 // while another waits for it: not for ever.
-func TestUnreadAnswersLoseTheirConnection(t *testing.T) {
+func TestUnreadAnswersAreDropped(t *testing.T) {
 	fake := clock.NewFake(time.Unix(1e6, 0))
 	m := start(t, func(o *Options) {
 		o.ResponseBytes, o.InlineBytes, o.MaxRequestBytes = 200<<10, 1<<10, 40<<10
@@ -123,6 +123,40 @@ func TestUnreadAnswersLoseTheirConnection(t *testing.T) {
 		}
 		if time.Now().After(deadline) {
 			t.Fatal("the room is still held by a client that reads nothing")
+		}
+	}
+}
+
+// TestUnreadAnswersAreDroppedAmongOthers has a client hold room with an answer that
+// it does not take, while it puts and takes the answers to that: nobody waits for
+// the room for ever, and the puts go on.
+func TestUnreadAnswersAreDroppedAmongOthers(t *testing.T) {
+	fake := clock.NewFake(time.Unix(1e6, 0))
+	m := start(t, func(o *Options) {
+		o.ResponseBytes, o.InlineBytes, o.MaxRequestBytes = 200<<10, 1<<10, 40<<10
+		o.Clock, o.RequestTimeout, o.StreamStall = fake, 100*time.Millisecond, 300*time.Millisecond
+	})
+	m.fill(t, 20)
+	conn := m.unread(t, t.Context())
+	defer conn.Close()
+	all := &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l")}
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		fake.Advance(100 * time.Millisecond)
+		if _, err := pb.NewKVClient(conn).Put(t.Context(), &pb.PutRequest{Key: []byte("other"), Value: []byte("v")}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := m.kv.Range(t.Context(), all)
+		if err == nil {
+			if len(got.Kvs) != 20 {
+				t.Errorf("%d keys", len(got.Kvs))
+			}
+			break
+		}
+		if status.Code(err) != codes.ResourceExhausted {
+			t.Fatal(err)
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the room is still held by an answer that nobody reads")
 		}
 	}
 }

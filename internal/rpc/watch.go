@@ -44,7 +44,7 @@ func (s *Server) openWatch(call *grpcserver.Call, out grpcserver.StreamOut) grpc
 func (w *watchStream) Message(raw []byte) error {
 	var r etcdserverpb.WatchRequest
 	if err := proto.Unmarshal(raw, &r); err != nil {
-		return status.Error(codes.Internal, "grpc: error unmarshalling request: "+err.Error())
+		return undecoded(undecodedMessage, err)
 	}
 	switch u := r.RequestUnion.(type) {
 	case *etcdserverpb.WatchRequest_CreateRequest:
