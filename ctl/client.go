@@ -45,11 +45,17 @@ func (t *tool) connect(c *cobra.Command, known ...string) (*clientv3.Client, pri
 	if err != nil {
 		return nil, nil, err
 	}
+	client, err := dial(cfg)
+	return client, p, err
+}
+
+// dial makes a client. The caller closes it.
+func dial(cfg clientv3.Config) (*clientv3.Client, error) {
 	client, err := clientv3.New(cfg)
 	if err != nil {
-		return nil, nil, exit(exitConnection, err)
+		return nil, exit(exitConnection, err)
 	}
-	return client, p, nil
+	return client, nil
 }
 
 // commandContext bounds a short command.
@@ -57,7 +63,7 @@ func (t *tool) commandContext() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(t.ctx, t.global.commandTimeout)
 }
 
-// clientConfig turns the flags into the client's configuration. It may ask for a password.
+// clientConfig turns the flags into the client's configuration. It may ask for a password, so a command calls it once.
 func (t *tool) clientConfig(c *cobra.Command) (clientv3.Config, error) {
 	g := &t.global
 	cfg := clientv3.Config{

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -161,6 +162,26 @@ func TestTopGoesOn(t *testing.T) {
 	var a topAnswer
 	if err := json.Unmarshal([]byte(first), &a); err != nil || len(a.Members) != 1 || len(a.Members[0].Prefixes) != 1 || a.Members[0].Prefixes[0].Name != "/a/b/" || a.Members[0].Sampling != 1 {
 		t.Errorf("%v\n%s", err, first)
+	}
+}
+
+// TestTopAsksOnce: the password that top is given for its many connections is asked for once.
+func TestTopAsksOnce(t *testing.T) {
+	var out, told bytes.Buffer
+	code := Run(t.Context(), "engram ctl", []string{"--endpoints=" + startMember(t), "--user=root", "top", "--once"},
+		Streams{In: strings.NewReader("secret\n"), Out: &out, Err: &told})
+	if code != 0 || strings.Count(out.String(), "Password: ") != 1 {
+		t.Errorf("exit code %d\n%s%s", code, &out, &told)
+	}
+}
+
+// TestSnapshotSaveReadsEnvironmentOnce: what the environment says is warned of once.
+func TestSnapshotSaveReadsEnvironmentOnce(t *testing.T) {
+	var out, told bytes.Buffer
+	code := Run(t.Context(), "engram ctl", []string{"snapshot", "save", filepath.Join(t.TempDir(), "b.db")},
+		Streams{In: strings.NewReader(""), Out: &out, Err: &told, Env: []string{"ETCDCTL_ENDPOINTS=" + startMember(t), "ETCDCTL_NOTHING=1"}})
+	if code != 0 || strings.Count(told.String(), "ETCDCTL_NOTHING") != 1 {
+		t.Errorf("exit code %d\n%s%s", code, &out, &told)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -72,9 +71,9 @@ func (t *tool) memberAdd(c *cobra.Command, args []string, f addFlags) error {
 	if promote && !t.global.debug { // the client would warn of every attempt
 		cfg.Logger = zap.NewNop()
 	}
-	client, err := clientv3.New(cfg)
+	client, err := dial(cfg)
 	if err != nil {
-		return exit(exitConnection, err)
+		return err
 	}
 	defer closeClient(client)
 	add := client.MemberAdd
@@ -101,7 +100,7 @@ func (t *tool) memberAdd(c *cobra.Command, args []string, f addFlags) error {
 	if err := t.out.Flush(); err != nil { // whoever is to start the member needs it now
 		return err
 	}
-	return t.promoteWhenReady(client, p, r.Member.GetID())
+	return t.promoteWhenReady(client, p, r.Member.GetID(), false)
 }
 
 // addMember tries again while a member that has just come is not taken for healthy yet: the one added before, say.
@@ -143,39 +142,87 @@ func (t *tool) writeStart(name, peerURLs string, r *clientv3.MemberAddResponse) 
 	fmt.Fprintln(t.out, `ETCD_INITIAL_CLUSTER_STATE="existing"`)
 }
 
-// promoteWhenReady makes a voter of a learner as soon as the leader agrees that it has caught up, and tells how far it is.
-func (t *tool) promoteWhenReady(client *clientv3.Client, p printer, id uint64) error {
+// promoteWhenReady makes a voter of a learner as soon as the leader agrees that it has caught up, and tells how far it is. runs says that
+// nobody needs to start it.
+func (t *tool) promoteWhenReady(client *clientv3.Client, p printer, id uint64, runs bool) error {
 	later := fmt.Sprintf("%s member promote %x", t.name, id)
-	fmt.Fprintf(t.err, "\nStart member %x with the settings above. It is promoted to a voter when it has caught up.\n"+
-		"Ctrl-C stops waiting, and nothing else; `%s` goes on later.\n", id, later)
+	state := fmt.Sprintf("Start member %x with the settings above.", id)
+	if runs {
+		state = fmt.Sprintf("Member %x runs, as a learner.", id)
+	}
+	fmt.Fprintf(t.err, "\n%s It is promoted to a voter when it has caught up.\nCtrl-C stops waiting, and nothing else; `%s` goes on later.\n", state, later)
 	waiting, stop := t.interrupted()
 	defer stop()
+	var answer *clientv3.MemberPromoteResponse
 	said := ""
+	err := t.change(waiting, client, memberChange{
+		attempt: func(ctx context.Context) (err error) {
+			answer, err = client.MemberPromote(ctx, id)
+			return err
+		},
+		made: func(list *clientv3.MemberListResponse) bool {
+			m := memberOf(list.Members, id)
+			answer = (*clientv3.MemberPromoteResponse)(&etcdserverpb.MemberPromoteResponse{Header: list.Header, Members: list.Members})
+			return m != nil && !m.GetIsLearner()
+		},
+		again: func(ctx context.Context, err error) {
+			state := "tries again: " + err.Error()
+			if errors.Is(err, rpctypes.ErrMemberLearnerNotReady) {
+				state = t.learnerState(ctx, client, id)
+			}
+			if state != said {
+				said = state
+				fmt.Fprintf(t.err, "member %x %s\n", id, state)
+			}
+		},
+	})
+	switch {
+	case err == nil:
+		return p.memberPromoted(id, answer)
+	case waiting.Err() != nil:
+		return fmt.Errorf("stopped waiting: member %x is a learner still; make a voter of it with `%s`", id, later)
+	}
+	return fmt.Errorf("member %x stays a learner: %w", id, err)
+}
+
+// memberChange is a change of the members that is tried until it is made.
+type memberChange struct {
+	attempt func(context.Context) error
+	// made says by the list of the members whether the change is made. It is asked after each attempt that failed.
+	made func(*clientv3.MemberListResponse) bool
+	// again is told why there will be another attempt.
+	again func(context.Context, error)
+}
+
+// change tries c until it is made, an attempt is refused for good, or the waiting ends. An attempt that fails may be applied all the
+// same, or be applied later and have the next one refused: so the members' list says what came of it.
+func (t *tool) change(waiting context.Context, client *clientv3.Client, c memberChange) error {
 	for {
 		ctx, cancel := context.WithTimeout(waiting, t.global.commandTimeout)
-		r, err := client.MemberPromote(ctx, id)
-		state := ""
-		switch {
-		case err == nil:
-			cancel()
-			return p.memberPromoted(id, r)
-		case waiting.Err() != nil:
-		case errors.Is(err, rpctypes.ErrMemberLearnerNotReady):
-			state = t.learnerState(ctx, client, id)
-		case transient(err):
-			state = "tries again: " + err.Error()
-		default:
-			cancel()
-			return fmt.Errorf("member %x stays a learner: %w", id, err)
+		failed := c.attempt(ctx)
+		cancel()
+		if failed == nil {
+			return nil
+		}
+		ctx, cancel = context.WithTimeout(waiting, t.global.commandTimeout)
+		list, err := client.MemberList(ctx)
+		made := err == nil && c.made(list)
+		again := !made && transient(failed) && waiting.Err() == nil
+		if again {
+			c.again(ctx, failed)
 		}
 		cancel()
-		if state != "" && state != said {
-			said = state
-			fmt.Fprintf(t.err, "member %x %s\n", id, state)
+		switch {
+		case made:
+			return nil
+		case waiting.Err() != nil:
+			return waiting.Err()
+		case !again:
+			return failed
 		}
 		select {
 		case <-waiting.Done():
-			return fmt.Errorf("stopped waiting: member %x is a learner still; make a voter of it with `%s`", id, later)
+			return waiting.Err()
 		case <-time.After(promotePause):
 		}
 	}
@@ -183,13 +230,23 @@ func (t *tool) promoteWhenReady(client *clientv3.Client, p printer, id uint64) e
 
 // transient says that a change of the members may succeed if it is tried again.
 func transient(err error) bool {
-	for _, known := range []error{context.DeadlineExceeded, rpctypes.ErrUnhealthy, rpctypes.ErrNoLeader, rpctypes.ErrLeaderChanged, rpctypes.ErrTimeout,
-		rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost} {
+	for _, known := range []error{context.DeadlineExceeded, rpctypes.ErrUnhealthy, rpctypes.ErrMemberLearnerNotReady, rpctypes.ErrNoLeader, rpctypes.ErrLeaderChanged,
+		rpctypes.ErrTimeout, rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost} {
 		if errors.Is(err, known) {
 			return true
 		}
 	}
 	return false
+}
+
+// memberOf returns the member of an ID, or nil.
+func memberOf(members []*etcdserverpb.Member, id uint64) *etcdserverpb.Member {
+	for _, m := range members {
+		if m.GetID() == id {
+			return m
+		}
+	}
+	return nil
 }
 
 // learnerState says in a few words how far a learner is.
@@ -198,13 +255,13 @@ func (t *tool) learnerState(ctx context.Context, client *clientv3.Client, id uin
 	if err != nil {
 		return "catches up"
 	}
-	i := slices.IndexFunc(list.Members, func(m *etcdserverpb.Member) bool { return m.GetID() == id })
-	if i < 0 || list.Members[i].GetName() == "" || len(list.Members[i].GetClientURLs()) == 0 {
+	m := memberOf(list.Members, id)
+	if m.GetName() == "" || len(m.GetClientURLs()) == 0 {
 		return "has not started yet"
 	}
-	learner, err := client.Status(ctx, list.Members[i].GetClientURLs()[0])
+	learner, err := client.Status(ctx, m.GetClientURLs()[0])
 	if err != nil {
-		return fmt.Sprintf("started, and does not answer at %s", list.Members[i].GetClientURLs()[0])
+		return fmt.Sprintf("started, and does not answer at %s", m.GetClientURLs()[0])
 	}
 	var last uint64
 	for _, endpoint := range client.Endpoints() {

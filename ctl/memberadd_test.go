@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,17 +15,23 @@ import (
 	"google.golang.org/grpc"
 )
 
-// growing is a cluster of one member and a learner, which catches up while it is asked.
+// growing is a cluster of one member or more and a learner, which catches up while it is asked. All are served at one endpoint.
 type growing struct {
 	etcdserverpb.UnimplementedClusterServer
 	etcdserverpb.UnimplementedMaintenanceServer
 	endpoint string
 
 	mu       sync.Mutex
-	learner  *etcdserverpb.Member // nil before it is added
+	others   []*etcdserverpb.Member // beside member 1 and the learner
+	learner  *etcdserverpb.Member   // nil before it is added; it may be a voter by now
+	removed  []uint64
 	attempts int
 	promote  func(attempt int) error // what an attempt to promote the learner ends with
 	young    int                     // so many attempts to add fail, since too few have been connected for long enough
+	unsure   map[string]int          // so many calls are answered with a timeout, and done
+	alarms   []*etcdserverpb.AlarmMember
+	differ   bool // no two hashes are equal
+	hashes   uint32
 }
 
 func startGrowing(t *testing.T, promote func(attempt int) error) (*growing, string) {
@@ -53,10 +60,23 @@ func (c *growing) header() *etcdserverpb.ResponseHeader {
 
 func (c *growing) members() []*etcdserverpb.Member {
 	all := []*etcdserverpb.Member{{ID: 1, Name: "one", PeerURLs: []string{"http://h:1"}, ClientURLs: []string{"http://" + c.endpoint}}}
+	all = append(all, c.others...)
 	if c.learner != nil {
 		all = append(all, c.learner)
 	}
 	return all
+}
+
+// lost is the answer of a call that was done: an error, if that was wanted.
+func (c *growing) lost(call string) error {
+	if c.unsure[call] == 0 {
+		return nil
+	}
+	c.unsure[call]--
+	if call == "list" { // the client would try that one again
+		return rpctypes.ErrGRPCNotLeader
+	}
+	return rpctypes.ErrGRPCTimeout
 }
 
 func (c *growing) MemberAdd(_ context.Context, r *etcdserverpb.MemberAddRequest) (*etcdserverpb.MemberAddResponse, error) {
@@ -65,31 +85,73 @@ func (c *growing) MemberAdd(_ context.Context, r *etcdserverpb.MemberAddRequest)
 	if c.young--; c.young >= 0 {
 		return nil, rpctypes.ErrGRPCUnhealthy
 	}
+	for _, m := range c.members() {
+		if sameSet(m.PeerURLs, r.PeerURLs) {
+			return nil, rpctypes.ErrGRPCPeerURLExist
+		}
+	}
 	c.learner = &etcdserverpb.Member{ID: 0x2ed7, PeerURLs: r.PeerURLs, IsLearner: r.IsLearner}
-	return &etcdserverpb.MemberAddResponse{Header: c.header(), Member: c.learner, Members: c.members()}, nil
+	return &etcdserverpb.MemberAddResponse{Header: c.header(), Member: c.learner, Members: c.members()}, c.lost("add")
+}
+
+func (c *growing) MemberRemove(_ context.Context, r *etcdserverpb.MemberRemoveRequest) (*etcdserverpb.MemberRemoveResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if memberOf(c.members(), r.ID) == nil {
+		return nil, rpctypes.ErrGRPCMemberNotFound
+	}
+	c.removed = append(c.removed, r.ID)
+	if c.learner.GetID() == r.ID {
+		c.learner = nil
+	}
+	c.others = slices.DeleteFunc(c.others, func(m *etcdserverpb.Member) bool { return m.ID == r.ID })
+	return &etcdserverpb.MemberRemoveResponse{Header: c.header(), Members: c.members()}, c.lost("remove")
 }
 
 func (c *growing) MemberPromote(_ context.Context, r *etcdserverpb.MemberPromoteRequest) (*etcdserverpb.MemberPromoteResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.attempts++
+	if !c.learner.GetIsLearner() {
+		return nil, rpctypes.ErrGRPCMemberNotLearner
+	}
 	if c.attempts > 1 { // it has started meanwhile
-		c.learner = &etcdserverpb.Member{ID: 0x2ed7, Name: "b", PeerURLs: c.learner.PeerURLs, ClientURLs: []string{"http://" + c.endpoint}, IsLearner: true}
+		c.learner = c.started(0x2ed7, "b", c.learner.PeerURLs[0])
+		c.learner.IsLearner = true
 	}
 	if err := c.promote(c.attempts); err != nil {
 		return nil, err
 	}
-	return &etcdserverpb.MemberPromoteResponse{Header: c.header(), Members: c.members()}, nil
+	c.learner = c.started(0x2ed7, "b", c.learner.PeerURLs[0])
+	return &etcdserverpb.MemberPromoteResponse{Header: c.header(), Members: c.members()}, c.lost("promote")
+}
+
+// started is a voter that serves.
+func (c *growing) started(id uint64, name, peerURL string) *etcdserverpb.Member {
+	return &etcdserverpb.Member{ID: id, Name: name, PeerURLs: []string{peerURL}, ClientURLs: []string{"http://" + c.endpoint}}
 }
 
 func (c *growing) MemberList(context.Context, *etcdserverpb.MemberListRequest) (*etcdserverpb.MemberListResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return &etcdserverpb.MemberListResponse{Header: c.header(), Members: c.members()}, nil
+	return &etcdserverpb.MemberListResponse{Header: c.header(), Members: c.members()}, c.lost("list")
+}
+
+func (c *growing) Alarm(context.Context, *etcdserverpb.AlarmRequest) (*etcdserverpb.AlarmResponse, error) {
+	return &etcdserverpb.AlarmResponse{Header: c.header(), Alarms: c.alarms}, nil
+}
+
+func (c *growing) HashKV(context.Context, *etcdserverpb.HashKVRequest) (*etcdserverpb.HashKVResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.differ {
+		c.hashes++
+	}
+	return &etcdserverpb.HashKVResponse{Header: c.header(), Hash: c.hashes, HashRevision: 9, CompactRevision: -1}, nil
 }
 
 func (c *growing) Status(context.Context, *etcdserverpb.StatusRequest) (*etcdserverpb.StatusResponse, error) {
-	return &etcdserverpb.StatusResponse{Header: c.header(), RaftIndex: 90, RaftAppliedIndex: 40}, nil
+	return &etcdserverpb.StatusResponse{Header: c.header(), Leader: 1, RaftIndex: 90, RaftAppliedIndex: 40}, nil
 }
 
 func runAs(t *testing.T, name, endpoint string, args ...string) (out, told string, code int) {
@@ -112,7 +174,7 @@ func TestMemberAddMakesAVoter(t *testing.T) {
 		return nil
 	})
 	out, told, code := runAs(t, "engram ctl", endpoint, "member", "add", "b", "--peer-urls=http://b:1,http://b:2")
-	if code != 0 || !c.learner.IsLearner || c.attempts != 4 {
+	if code != 0 || c.learner.IsLearner || c.attempts != 4 {
 		t.Errorf("exit code %d, member %v, %d attempts", code, c.learner, c.attempts)
 	}
 	want := `Member             2ed7 added as learner to cluster                c
@@ -199,6 +261,104 @@ func TestMemberAddGivesUp(t *testing.T) {
 	if want := "stopped waiting: member 2ed7 is a learner still; make a voter of it with `engram ctl member promote 2ed7`"; code != exitFailed ||
 		!strings.Contains(errors.String(), want) {
 		t.Errorf("interrupted: exit code %d, %s", code, &errors)
+	}
+}
+
+// TestMemberAddUnsure has promotions that time out and are done all the same: at once by the list of the members, or, where that could
+// not be had, by what the next attempt is told.
+func TestMemberAddUnsure(t *testing.T) {
+	shortPauses(t)
+	for lists, attempts := range []int{1, 2} {
+		c, endpoint := startGrowing(t, func(int) error { return nil })
+		c.unsure = map[string]int{"promote": 1, "list": lists}
+		out, told, code := runAs(t, "engram ctl", endpoint, "member", "add", "b", "--peer-urls=http://b:1")
+		if code != 0 || !strings.HasSuffix(out, "Member             2ed7 promoted in cluster                c\n") || c.attempts != attempts {
+			t.Errorf("%d lists lost: exit code %d after %d attempts, %s%s", lists, code, c.attempts, out, told)
+		}
+	}
+}
+
+// rebuilding makes of c a cluster of three voters, of which the third is the one in question.
+func (c *growing) rebuilding() {
+	c.others = []*etcdserverpb.Member{c.started(2, "two", "http://h:2"), c.started(3, "three", "http://h:3")}
+}
+
+// TestRebuildGoesOn: a member that an earlier run has added is not replaced, whatever that run was interrupted in, nor is a voter with which
+// nothing is wrong, unless that is what was asked for.
+func TestRebuildGoesOn(t *testing.T) {
+	shortPauses(t)
+	for _, c := range []struct {
+		name    string
+		which   string
+		state   func(*growing)
+		flags   []string
+		removed []uint64
+		starts  bool // the commands to start it are shown
+		want    string
+	}{
+		{name: "a learner that has not started", which: "2ed7", starts: true, want: "is rebuilt", state: func(c *growing) {
+			c.others = c.others[:1]
+			c.learner = &etcdserverpb.Member{ID: 0x2ed7, PeerURLs: []string{"http://h:3"}, IsLearner: true}
+		}},
+		{name: "a learner that catches up", which: "2ed7", want: "is rebuilt", state: func(c *growing) {
+			c.others = c.others[:1]
+			c.learner = c.started(0x2ed7, "three", "http://h:3")
+			c.learner.IsLearner = true
+		}},
+		{name: "a learner that is down", which: "2ed7", removed: []uint64{0x2ed7}, starts: true, want: "is rebuilt", state: func(c *growing) {
+			c.others = c.others[:1]
+			c.learner = &etcdserverpb.Member{ID: 0x2ed7, Name: "three", PeerURLs: []string{"http://h:3"}, ClientURLs: []string{"http://" + deadAddress(t)}, IsLearner: true}
+		}},
+		{name: "a voter", which: "3", want: "Member 3 (three) is sound: at revision 9 "},
+		{name: "a voter all the same", which: "3", flags: []string{"--anew"}, removed: []uint64{3}, starts: true, want: "is rebuilt"},
+		{name: "a voter that is down", which: "three", removed: []uint64{3}, starts: true, want: "is rebuilt", state: func(c *growing) {
+			c.others[1].ClientURLs = []string{"http://" + deadAddress(t)}
+		}},
+		{name: "a voter with an alarm", which: "three", removed: []uint64{3}, starts: true, want: "is rebuilt", state: func(c *growing) {
+			c.alarms = []*etcdserverpb.AlarmMember{{MemberID: 3, Alarm: etcdserverpb.AlarmType_CORRUPT}}
+		}},
+		{name: "a voter that differs", which: "three", removed: []uint64{3}, starts: true, want: "could not be found equal to the others': data differs: ", state: func(c *growing) {
+			c.differ = true
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cluster, endpoint := startGrowing(t, func(int) error { return nil })
+			cluster.rebuilding()
+			if c.state != nil {
+				c.state(cluster)
+			}
+			out, told, code := runAs(t, "engram ctl", endpoint, append([]string{"rebuild", "--yes", c.which}, c.flags...)...)
+			if (code == 0) == cluster.differ || !slices.Equal(cluster.removed, c.removed) || !strings.Contains(out+told, c.want) || strings.Contains(out, "--initial-cluster-state=existing") != c.starts {
+				t.Errorf("exit code %d, removed %x\n%s%s", code, cluster.removed, out, told)
+			}
+			for _, m := range cluster.members() {
+				if m.IsLearner {
+					t.Errorf("%v is a learner still", m)
+				}
+			}
+		})
+	}
+}
+
+// TestRebuildUnsure has each change of the members time out and be done all the same.
+func TestRebuildUnsure(t *testing.T) {
+	shortPauses(t)
+	for _, unsure := range []string{"remove", "add", "promote"} {
+		for lists := range 2 { // the first list is the one that finds the member
+			c, endpoint := startGrowing(t, func(int) error { return nil })
+			c.rebuilding()
+			c.unsure = map[string]int{unsure: 1}
+			c.promote = func(int) error {
+				if unsure == "promote" {
+					c.unsure["list"] = lists
+				}
+				return nil
+			}
+			out, told, code := runAs(t, "engram ctl", endpoint, "rebuild", "--yes", "--anew", "three")
+			if code != 0 || !slices.Equal(c.removed, []uint64{3}) || c.learner.GetIsLearner() || len(c.members()) != 3 || !strings.Contains(out, "Member 2ed7 (three) is rebuilt") {
+				t.Errorf("%s: exit code %d, removed %x, members %v\n%s%s", unsure, code, c.removed, c.members(), out, told)
+			}
+		}
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 type rebuildFlags struct {
 	dataDir string
 	yes     bool
+	anew    bool
 }
 
 func (t *tool) rebuildCommand() *cobra.Command {
@@ -31,7 +32,8 @@ it, adds it anew as a learner, says which directory to move aside and how to sta
 its data with the others'.
 
 --endpoints should name the other members. Nothing is changed before the question is answered with yes, or --yes is given. An
-interrupt stops the waiting alone: the same command with the new ID goes on where it stopped.`,
+interrupt stops the waiting alone: the same command with the new ID goes on where it stopped. So a learner that has not started
+or answers is not replaced, nor is a voter that answers, unless an alarm names it or its data differs; --anew replaces these, too.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return badArguments("rebuild needs one member, by ID or name")
@@ -41,6 +43,7 @@ interrupt stops the waiting alone: the same command with the new ID goes on wher
 	}
 	c.Flags().StringVar(&f.dataDir, "data-dir", "", "the member's data directory on its host, for the commands that are shown")
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask before members are changed")
+	c.Flags().BoolVar(&f.anew, "anew", false, "replace the member even if nothing is found to be wrong with it")
 	return c
 }
 
@@ -57,16 +60,28 @@ func (t *tool) rebuild(c *cobra.Command, which string, f rebuildFlags) error {
 	if !t.global.debug { // the client would warn of the member that is away
 		cfg.Logger = zap.NewNop()
 	}
-	client, err := clientv3.New(cfg)
+	client, err := dial(cfg)
 	if err != nil {
-		return exit(exitConnection, err)
+		return err
 	}
 	defer closeClient(client)
 	r := &rebuilding{t: t, client: client, dataDir: f.dataDir}
 	if err := r.find(which); err != nil {
 		return err
 	}
-	if !r.member.GetIsLearner() || started(r.member) == "started" {
+	replace, runs := true, r.answers(r.member) == nil
+	switch {
+	case f.anew:
+	case r.member.GetIsLearner(): // one that has not started, or catches up, was added by an earlier run
+		replace = !runs && started(r.member) == "started"
+	case runs:
+		if sound, err := r.sound(); err != nil {
+			return err
+		} else if sound {
+			return r.disarm()
+		}
+	}
+	if replace {
 		if err := r.check(); err != nil {
 			return err
 		}
@@ -78,17 +93,22 @@ func (t *tool) rebuild(c *cobra.Command, which string, f rebuildFlags) error {
 		if err := r.replace(); err != nil {
 			return err
 		}
+		runs = false
 	}
-	r.tellStart()
-	if err := t.out.Flush(); err != nil { // whoever is to start the member needs it now
+	if !runs {
+		r.tellStart()
+		if err := t.out.Flush(); err != nil { // whoever is to start the member needs it now
+			return err
+		}
+	}
+	if err := t.promoteWhenReady(client, p, r.member.GetID(), runs); err != nil {
 		return err
 	}
-	if err := t.promoteWhenReady(client, p, r.member.GetID()); err != nil {
-		return err
+	at, err := r.compare()
+	if err != nil {
+		return fmt.Errorf("member %x is a voter again, but its data could not be found equal to the others': %w", r.member.GetID(), err)
 	}
-	if err := r.compare(); err != nil {
-		return err
-	}
+	fmt.Fprintf(t.out, "Member %x (%s) is rebuilt: at revision %d its data is that of the other members.\n", r.member.GetID(), r.name, at)
 	return r.disarm()
 }
 
@@ -134,6 +154,32 @@ func (r *rebuilding) list() error {
 	}
 	r.members = list.Members
 	return nil
+}
+
+// sound says whether a voter that answers may stay as it is: no alarm names it, and its data is that of the others. One that an
+// earlier run has rebuilt is such a voter.
+func (r *rebuilding) sound() (bool, error) {
+	alarms, err := r.alarms()
+	if err != nil {
+		return false, err
+	}
+	for _, a := range alarms {
+		if a.MemberID == r.member.GetID() && a.Alarm == etcdserverpb.AlarmType_CORRUPT {
+			return false, nil
+		}
+	}
+	fmt.Fprintf(r.t.err, "Member %x (%s) answers, and no alarm names it: before anything is changed its data is compared with the others'.\n", r.member.GetID(), r.name)
+	at, err := r.compare()
+	switch {
+	case errors.Is(err, errDiffers):
+		fmt.Fprintf(r.t.err, "Member %x (%s): %v.\n", r.member.GetID(), r.name, err)
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("nothing was changed: member %x answers, and could not be compared with the others: %w; --anew replaces it without", r.member.GetID(), err)
+	}
+	fmt.Fprintf(r.t.out, "Member %x (%s) is sound: at revision %d its data is that of the other members. Nothing was changed; --anew replaces it all the same.\n",
+		r.member.GetID(), r.name, at)
+	return true, nil
 }
 
 // check refuses what the cluster would not survive.
@@ -198,32 +244,60 @@ func (r *rebuilding) ask() error {
 // replace takes the member out and adds one with the same peer URLs, as a learner.
 func (r *rebuilding) replace() error {
 	id, urls := r.member.GetID(), r.member.GetPeerURLs()
-	ctx, cancel := r.t.commandContext()
-	defer cancel()
-	if _, err := r.client.MemberRemove(ctx, id); err != nil {
+	waiting, stop := r.t.interrupted()
+	defer stop()
+	said := ""
+	again := func(_ context.Context, err error) {
+		if text := err.Error(); text != said {
+			said = text
+			fmt.Fprintf(r.t.err, "Trying again: %s\n", text)
+		}
+	}
+	err := r.t.change(waiting, r.client, memberChange{
+		attempt: func(ctx context.Context) error {
+			_, err := r.client.MemberRemove(ctx, id)
+			return err
+		},
+		made:  func(list *clientv3.MemberListResponse) bool { return memberOf(list.Members, id) == nil },
+		again: again,
+	})
+	switch {
+	case err != nil && waiting.Err() != nil:
+		return fmt.Errorf("stopped while member %x was being removed: `%s member list` tells whether it is", id, r.t.name)
+	case err != nil:
 		return fmt.Errorf("removing member %x: %w", id, err)
 	}
 	fmt.Fprintf(r.t.err, "Member %x is removed; if it runs, it ends by itself.\n", id)
-	waiting, stop := r.t.interrupted()
-	defer stop()
-	for {
-		ctx, cancel := context.WithTimeout(waiting, r.t.global.commandTimeout)
-		added, err := r.client.MemberAddAsLearner(ctx, urls)
-		cancel()
-		if err == nil {
-			r.member, r.members = added.Member, added.Members
-			fmt.Fprintf(r.t.err, "Member %x is added in its place, as a learner.\n", r.member.GetID())
-			return nil
-		}
-		if !transient(err) {
-			return fmt.Errorf("member %x is removed, but adding it anew failed: %w: try `%s member add %s --peer-urls=%s`", id, err, r.t.name, r.name, strings.Join(urls, ","))
-		}
-		select {
-		case <-waiting.Done():
-			return fmt.Errorf("member %x is removed and not added anew: go on with `%s member add %s --peer-urls=%s`", id, r.t.name, r.name, strings.Join(urls, ","))
-		case <-time.After(promotePause):
-		}
+	err = r.t.change(waiting, r.client, memberChange{
+		attempt: func(ctx context.Context) error {
+			added, err := r.client.MemberAddAsLearner(ctx, urls)
+			if err == nil {
+				r.member, r.members = added.Member, added.Members
+			}
+			return err
+		},
+		made: func(list *clientv3.MemberListResponse) bool {
+			i := slices.IndexFunc(list.Members, func(m *etcdserverpb.Member) bool { return m.GetIsLearner() && sameSet(m.GetPeerURLs(), urls) })
+			if i >= 0 {
+				r.member, r.members = list.Members[i], list.Members
+			}
+			return i >= 0
+		},
+		again: again,
+	})
+	switch {
+	case err == nil:
+		fmt.Fprintf(r.t.err, "Member %x is added in its place, as a learner.\n", r.member.GetID())
+		return nil
+	case waiting.Err() != nil:
+		return fmt.Errorf("member %x is removed and not added anew: go on with `%s member add %s --peer-urls=%s`", id, r.t.name, r.name, strings.Join(urls, ","))
 	}
+	return fmt.Errorf("member %x is removed, but adding it anew failed: %w: try `%s member add %s --peer-urls=%s`", id, err, r.t.name, r.name, strings.Join(urls, ","))
+}
+
+// sameSet says whether two lists hold the same, in any order.
+func sameSet(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
 
 // tellStart says what to do on the member's host.
@@ -258,86 +332,105 @@ func (r *rebuilding) tellStart() {
 // compareTries is how often hashes are asked for until all can be compared.
 const compareTries = 30
 
-// compare compares the members' data at one revision.
-func (r *rebuilding) compare() error {
+var (
+	// errDiffers says that the member has other data than another one at the same revision.
+	errDiffers = errors.New("data differs")
+	// errAlone says that there is nobody to compare with.
+	errAlone = errors.New("there is no other member that has started")
+)
+
+// compare compares the members' data at one revision, which it returns. It tries again, for a member may lag, or compact just now.
+func (r *rebuilding) compare() (at int64, err error) {
 	waiting, stop := r.t.interrupted()
 	defer stop()
-	last := ""
 	for try := 0; try < compareTries; try++ {
 		if try > 0 {
 			select {
 			case <-waiting.Done():
-				return errors.New("stopped before the members' data was compared")
+				return 0, errors.New("stopped before the members' data was compared")
 			case <-time.After(promotePause):
 			}
 		}
-		if err := r.list(); err != nil {
-			last = err.Error()
-			continue
+		if err = r.list(); err == nil {
+			at, err = r.compareOnce(waiting)
 		}
-		equal, at, why := r.compareOnce(waiting)
-		if equal {
-			fmt.Fprintf(r.t.out, "Member %x (%s) is rebuilt: at revision %d its data is that of the other members.\n", r.member.GetID(), r.name, at)
-			return nil
+		if err == nil || errors.Is(err, errAlone) {
+			break
 		}
-		last = why
 	}
-	return fmt.Errorf("member %x is a voter again, but its data could not be found equal to the others': %s", r.member.GetID(), last)
+	return at, err
 }
 
-func (r *rebuilding) compareOnce(ctx context.Context) (equal bool, at int64, why string) {
-	self := slices.IndexFunc(r.members, func(m *etcdserverpb.Member) bool { return m.GetID() == r.member.GetID() })
-	if self < 0 || len(r.members[self].GetClientURLs()) == 0 {
-		return false, 0, "it has not told its client URLs"
+func (r *rebuilding) compareOnce(ctx context.Context) (at int64, err error) {
+	self := memberOf(r.members, r.member.GetID())
+	if len(self.GetClientURLs()) == 0 {
+		return 0, errors.New("it has not told its client URLs")
 	}
 	ask := func(m *etcdserverpb.Member, revision int64) (*clientv3.HashKVResponse, error) {
 		ctx, cancel := context.WithTimeout(ctx, max(r.t.global.commandTimeout, time.Minute)) // it reads the whole store
 		defer cancel()
 		return r.client.HashKV(ctx, m.GetClientURLs()[0], revision)
 	}
-	own, err := ask(r.members[self], 0)
+	own, err := ask(self, 0)
 	if err != nil {
-		return false, 0, err.Error()
+		return 0, err
 	}
 	at = own.HashRevision
 	compared := 0
-	for i, m := range r.members {
-		if i == self || len(m.GetClientURLs()) == 0 {
+	for _, m := range r.members {
+		if m.GetID() == self.GetID() || len(m.GetClientURLs()) == 0 {
 			continue
 		}
-		h, err := ask(m, at)
-		if err != nil {
-			why = fmt.Sprintf("member %x (%s): %v", m.GetID(), m.GetName(), err)
+		h, failed := ask(m, at)
+		if failed != nil {
+			err = fmt.Errorf("member %x (%s): %w", m.GetID(), m.GetName(), failed)
 			continue
 		}
 		if h.CompactRevision != own.CompactRevision {
-			return false, at, fmt.Sprintf("compacted at %d, member %x (%s) at %d", own.CompactRevision, m.GetID(), m.GetName(), h.CompactRevision)
+			return at, fmt.Errorf("compacted at %d, member %x (%s) at %d", own.CompactRevision, m.GetID(), m.GetName(), h.CompactRevision)
 		}
 		if h.Hash != own.Hash {
-			return false, at, fmt.Sprintf("at revision %d its hash is %08x, that of member %x (%s) is %08x", at, own.Hash, m.GetID(), m.GetName(), h.Hash)
+			return at, fmt.Errorf("%w: at revision %d its hash is %08x, that of member %x (%s) is %08x", errDiffers, at, own.Hash, m.GetID(), m.GetName(), h.Hash)
 		}
 		compared++
 	}
-	return compared > 0, at, why
+	switch {
+	case compared > 0:
+		return at, nil
+	case err == nil:
+		err = errAlone
+	}
+	return at, err
+}
+
+// alarms asks for the alarms that are on.
+func (r *rebuilding) alarms() ([]*etcdserverpb.AlarmMember, error) {
+	ctx, cancel := r.t.commandContext()
+	defer cancel()
+	list, err := r.client.AlarmList(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("asking for alarms: %w", err)
+	}
+	return list.Alarms, nil
 }
 
 // disarm clears the alarms of members that are gone: nobody else would.
 func (r *rebuilding) disarm() error {
-	ctx, cancel := r.t.commandContext()
-	defer cancel()
-	alarms, err := r.client.AlarmList(ctx)
+	alarms, err := r.alarms()
 	if err != nil {
-		return fmt.Errorf("asking for alarms: %w", err)
+		return err
 	}
-	for _, a := range alarms.Alarms {
-		stays := a.MemberID == 0 || slices.ContainsFunc(r.members, func(m *etcdserverpb.Member) bool { return m.GetID() == a.MemberID })
-		if stays {
+	for _, a := range alarms {
+		if a.MemberID == 0 || memberOf(r.members, a.MemberID) != nil {
 			if a.Alarm == etcdserverpb.AlarmType_CORRUPT {
 				fmt.Fprintf(r.t.err, "Alarm CORRUPT stands for member %x: look into it, then `%s alarm disarm`.\n", a.MemberID, r.t.name)
 			}
 			continue
 		}
-		if _, err := r.client.AlarmDisarm(ctx, &clientv3.AlarmMember{MemberID: a.MemberID, Alarm: a.Alarm}); err != nil {
+		ctx, cancel := r.t.commandContext()
+		_, err := r.client.AlarmDisarm(ctx, &clientv3.AlarmMember{MemberID: a.MemberID, Alarm: a.Alarm})
+		cancel()
+		if err != nil {
 			return fmt.Errorf("clearing alarm %s of member %x, which is gone: %w", a.Alarm, a.MemberID, err)
 		}
 		fmt.Fprintf(r.t.err, "Alarm %s of member %x, which is gone, is cleared.\n", a.Alarm, a.MemberID)

@@ -54,7 +54,11 @@ func (t *tool) snapshotSave(c *cobra.Command, path string) error {
 	if len(t.global.endpoints) != 1 { // each member has a moment of its own
 		return exit(exitInterrupted, fmt.Errorf("snapshot must be requested to one selected node, not multiple %v", t.global.endpoints))
 	}
-	client, _, err := t.connect(c)
+	cfg, err := t.clientConfig(c)
+	if err != nil {
+		return err
+	}
+	client, err := dial(cfg)
 	if err != nil {
 		return err
 	}
@@ -82,7 +86,7 @@ func (t *tool) snapshotSave(c *cobra.Command, path string) error {
 		defer meter.End()
 	}
 	info, err := backup.Save(ctx, path, next, progress)
-	if ctx.Err() != nil && t.ctx.Err() == nil {
+	if err != nil && ctx.Err() != nil && t.ctx.Err() == nil {
 		err = fmt.Errorf("interrupted: %s was not saved", path)
 	}
 	if err != nil {

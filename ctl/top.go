@@ -53,23 +53,25 @@ Only Engram answers this. The name of a client is that of its user, or else of i
 			if f.limit < 1 || f.depth < 1 {
 				return badArguments("--limit is %d and --depth %d: give 1 or more", f.limit, f.depth)
 			}
-			client, _, err := t.connect(c)
-			if err != nil {
+			if _, err := t.setup(c); err != nil {
 				return err
 			}
-			defer closeClient(client)
 			if err := t.simpleOrJSON(); err != nil {
-				return err
-			}
-			endpoints, err := t.chosenEndpoints(client, f.cluster)
-			if err != nil {
 				return err
 			}
 			cfg, err := t.clientConfig(c)
 			if err != nil {
 				return err
 			}
-			cfg.Username, cfg.Password = client.Username, client.Password // asked for once
+			client, err := dial(cfg)
+			if err != nil {
+				return err
+			}
+			defer closeClient(client)
+			endpoints, err := t.chosenEndpoints(client, f.cluster)
+			if err != nil {
+				return err
+			}
 			members, err := dialEach(cfg, endpoints)
 			if err != nil {
 				return err
@@ -97,10 +99,10 @@ func dialEach(cfg clientv3.Config, endpoints []string) (*memberClients, error) {
 	m := &memberClients{}
 	for _, endpoint := range endpoints {
 		cfg.Endpoints = []string{endpoint}
-		client, err := clientv3.New(cfg)
+		client, err := dial(cfg)
 		if err != nil {
 			m.close()
-			return nil, exit(exitConnection, err)
+			return nil, err
 		}
 		m.endpoints, m.clients = append(m.endpoints, endpoint), append(m.clients, client)
 	}

@@ -39,7 +39,7 @@ while it runs. It is there for scripts written for etcd.`,
 }
 
 func (t *tool) defrag(ctx context.Context, dir string) (err error) {
-	release, err := t.lockDataDir(ctx, dir, "")
+	release, err := t.lockDataDir(ctx, storage.DefaultFS, dir, "")
 	if err != nil {
 		return err
 	}

@@ -88,7 +88,7 @@ func (t *tool) migrate(ctx context.Context, f migrateFlags, args []string) (err 
 			os.Exit(exitFailed)
 		},
 	}, scratch)
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		return exit(exitFailed, errors.Join(errors.New("interrupted"), err))
 	}
 	if r == nil {

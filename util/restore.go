@@ -64,7 +64,7 @@ etcd, and --bump-revision with --mark-compacted turns it on.`,
 	flags.StringVar(&f.name, "name", "default", "Human-readable name for this member")
 	flags.StringVar(&f.cluster, "initial-cluster", "default=http://localhost:2380", "Members of the new cluster with their peer URLs")
 	flags.StringVar(&f.token, "initial-cluster-token", "etcd-cluster", "Token of the new cluster, from which its IDs are made")
-	flags.StringVar(&f.peers, "initial-advertise-peer-urls", "http://localhost:2380", "List of this member's peer URLs, as in --initial-cluster")
+	flags.StringVar(&f.peers, "initial-advertise-peer-urls", "http://localhost:2380", "List of this member's peer URLs, written as in --initial-cluster")
 	flags.BoolVar(&f.skipSum, "skip-hash-check", false, "Take a file without a checksum, as one copied from the data directory of a stopped member, or with a wrong one")
 	flags.Uint64Var(&f.bump, "bump-revision", 0, "How much to increase the latest revision after restore")
 	flags.BoolVar(&f.markCompacted, "mark-compacted", false, "Count all revisions up to the new one as compacted (required if --bump-revision > 0, disallowed otherwise)")
@@ -112,7 +112,7 @@ func (t *tool) restore(ctx context.Context, path string, f *restoreFlags) (err e
 		defer p.End()
 	}
 	report, err := b.Restore(ctx, r)
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		return exit(exitFailed, errors.Join(fmt.Errorf("interrupted: nothing was restored"), err))
 	}
 	if err != nil {
@@ -252,13 +252,13 @@ func (f *restoreFlags) local(members []config.Member) (config.Member, error) {
 	}
 	for _, u := range self.PeerURLs {
 		if !slices.Contains(advertised, u) {
-			return config.Member{}, fmt.Errorf("--initial-cluster has %s=%s but missing from --initial-advertise-peer-urls=%s (resolved urls: %q != %q): give the same URLs in both", self.Name, u, f.peers,
+			return config.Member{}, fmt.Errorf("--initial-cluster has %s=%s but missing from --initial-advertise-peer-urls=%s (%q != %q): write the same URLs in both, names are not looked up", self.Name, u, f.peers,
 				strings.Join(advertised, ","), strings.Join(self.PeerURLs, ","))
 		}
 	}
 	for _, u := range advertised {
 		if !slices.Contains(self.PeerURLs, u) {
-			return config.Member{}, fmt.Errorf("--initial-advertise-peer-urls has %s but missing from --initial-cluster=%s (resolved urls: %q != %q): give the same URLs in both", u, f.cluster,
+			return config.Member{}, fmt.Errorf("--initial-advertise-peer-urls has %s but missing from --initial-cluster=%s (%q != %q): write the same URLs in both, names are not looked up", u, f.cluster,
 				strings.Join(advertised, ","), strings.Join(self.PeerURLs, ","))
 		}
 	}

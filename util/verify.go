@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/datadir"
@@ -39,12 +40,15 @@ to do, and ends with 1 if a member must not be started on it. Memory is what a m
 }
 
 func (t *tool) verify(ctx context.Context, dir, walDir string) (err error) {
-	release, err := t.lockDataDir(ctx, dir, walDir)
+	fs := &unwritable{FS: storage.DefaultFS, told: func(path string) {
+		t.say("Warning: %s cannot be locked on a file system that cannot be written to: see that no member runs on it elsewhere.", path)
+	}}
+	release, err := t.lockDataDir(ctx, fs, dir, walDir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	v := datadir.Verify{Dir: filepath.Clean(dir), LogDir: walDir, State: state.Options{Version: config.EtcdVersion}}
+	v := datadir.Verify{FS: fs, Dir: filepath.Clean(dir), LogDir: walDir, State: state.Options{Version: config.EtcdVersion}}
 	if f, ok := t.err.(*os.File); ok && terminal.Is(f) {
 		v.Progress = func(what string) { t.say("reading the %s", what) }
 	}
@@ -113,11 +117,31 @@ func writeReport(w io.Writer, r datadir.Report) {
 	}
 }
 
+// unwritable is a file system that may be mounted without the right to write. Nothing in a data directory can be locked then, nor changed
+// by a member of this machine.
+type unwritable struct {
+	storage.FS
+	told func(dir string) // of a directory that is not locked, once
+	said bool
+}
+
+func (u *unwritable) Lock(path string) (io.Closer, error) {
+	lock, err := u.FS.Lock(path)
+	if !errors.Is(err, unix.EROFS) {
+		return lock, err
+	}
+	if !u.said {
+		u.said = true
+		u.told(filepath.Dir(path))
+	}
+	return io.NopCloser(nil), nil
+}
+
 // lockEvery is the time between two tries to lock a data directory.
 const lockEvery = 100 * time.Millisecond
 
 // lockDataDir keeps members off a data directory, after waiting for --timeout for the one that runs.
-func (t *tool) lockDataDir(ctx context.Context, dir, walDir string) (release func() error, err error) {
+func (t *tool) lockDataDir(ctx context.Context, fs storage.FS, dir, walDir string) (release func() error, err error) {
 	if _, err := os.Stat(dir); err != nil {
 		return nil, err
 	}
@@ -137,10 +161,13 @@ func (t *tool) lockDataDir(ctx context.Context, dir, walDir string) (release fun
 	}
 	for _, path := range paths {
 		for {
-			lock, err := storage.DefaultFS.Lock(path)
+			lock, err := fs.Lock(path)
 			if err == nil {
 				held = append(held, lock)
 				break
+			}
+			if !isHeld(err) {
+				return nil, errors.Join(fmt.Errorf("locking %s: %w", filepath.Dir(path), err), release())
 			}
 			select {
 			case <-time.After(lockEvery):
@@ -150,4 +177,15 @@ func (t *tool) lockDataDir(ctx context.Context, dir, walDir string) (release fun
 		}
 	}
 	return release, nil
+}
+
+// isHeld says whether a lock cannot be had because somebody has it: the system says so of another process by a number, the storage of this
+// one in words. All else is about the file.
+func isHeld(err error) bool {
+	if errors.Is(err, unix.EAGAIN) {
+		return true
+	}
+	_, file := errors.AsType[*os.PathError](err)
+	_, system := errors.AsType[unix.Errno](err)
+	return !file && !system
 }

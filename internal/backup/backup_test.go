@@ -9,10 +9,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sys/unix"
 
 	"github.com/engram-kv/engram/internal/backup/backuptest"
 	"github.com/engram-kv/engram/internal/consensus"
@@ -164,6 +166,76 @@ func TestSaveEnds(t *testing.T) {
 	}
 }
 
+// TestSaveKeepsOld has a directory whose names cannot be made durable: the backup that was there before stays.
+func TestSaveKeepsOld(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const path = "to/b.db"
+	for _, err := range []error{os.Mkdir("to", 0o700), os.WriteFile(path, []byte("old"), 0o644), os.Chmod("to", 0o333)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { _ = os.Chmod("to", 0o700) })
+	asNobody(t)
+	if _, err := Save(context.Background(), path, pieces(saved(t), io.EOF), nil); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("%v, want that it may not be opened", err)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != "old" {
+		t.Errorf("the old backup is %.10q, %v", got, err)
+	}
+	if _, err := os.Stat(path + partSuffix); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left behind: %v", err)
+	}
+}
+
+// asNobody takes the rights of root over files from this test.
+func asNobody(t *testing.T) {
+	runtime.LockOSThread()
+	was, err := unix.SetfsuidRetUid(65534)
+	t.Cleanup(func() {
+		_ = unix.Setfsuid(was)
+		runtime.UnlockOSThread()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLockPart: a file that was given the name of a backup after it was opened is not written to.
+func TestLockPart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "b.db.part")
+	reopen := func() *os.File {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.Close() })
+		return f
+	}
+	first := reopen()
+	if ours, err := lockPart(first); !ours || err != nil {
+		t.Errorf("its name is as it was: %v, %v", ours, err)
+	}
+	second := reopen()
+	if _, err := lockPart(second); err == nil || !strings.Contains(err.Error(), "another process writes to it") {
+		t.Errorf("two at once: %v", err)
+	}
+	if err := errors.Join(os.Rename(path, path+".named"), first.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if ours, err := lockPart(second); ours || err != nil {
+		t.Errorf("it is a backup by now: %v, %v", ours, err)
+	}
+	third := reopen()
+	if ours, err := lockPart(second); ours || err != nil {
+		t.Errorf("another file has its name: %v, %v", ours, err)
+	}
+	if ours, err := lockPart(third); !ours || err != nil {
+		t.Errorf("the one that has the name now: %v, %v", ours, err)
+	}
+}
+
 // topology returns a restore of n members into "m0" and so on.
 func topology(fs storage.FS, n int) Restore {
 	r := Restore{FS: fs, State: state.Options{Version: "3.7.3"}}
@@ -233,11 +305,12 @@ func TestRestore(t *testing.T) {
 		name    string
 		members int
 		made    bool // the directories are there, empty
-		logs    bool
+		logs    string
 		bump    uint64
 	}{
-		{"one", 1, false, false, 0}, {"one in place", 1, true, false, 0}, {"three", 3, false, false, 0}, {"three in place, raised", 3, true, false, 1000},
-		{"log elsewhere", 1, false, true, 7}, {"log elsewhere in place", 1, true, true, 0},
+		{"one", 1, false, "", 0}, {"one in place", 1, true, "", 0}, {"three", 3, false, "", 0}, {"three in place, raised", 3, true, "", 1000},
+		{"log elsewhere", 1, false, "logs/m%d", 7}, {"log elsewhere in place", 1, true, "logs/m%d", 0},
+		{"log within", 3, false, "data/m%d/raft/wal", 0}, {"log within, in place", 1, true, "data/m%d/wal", 0}, {"log where it is without", 1, false, "data/m%d/log", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fs := vfs.NewMem()
@@ -249,8 +322,8 @@ func TestRestore(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if c.logs {
-					r.Targets[i].LogDir = fmt.Sprintf("logs/m%d", i)
+				if c.logs != "" {
+					r.Targets[i].LogDir = fmt.Sprintf(c.logs, i)
 				}
 			}
 			got, err := b.Restore(context.Background(), r)
@@ -333,6 +406,35 @@ func TestRestoreRefuses(t *testing.T) {
 		t.Errorf("without checksum, unchecked: %v", err)
 	}
 	check(t, fs, r, r.Targets[0], keys+1, -1)
+}
+
+// TestRestoreRefusesPlaces: a log and a data directory in each other's place are refused before anything is made.
+func TestRestoreRefusesPlaces(t *testing.T) {
+	b := open(t, saved(t))
+	for _, place := range []struct{ dir, log string }{{"d", "d"}, {"d", "d/store"}, {"d", "./d/index/log"}, {"d", "d/LOCK"}, {"x/d", "x"}} {
+		fs := vfs.NewMem()
+		r := topology(fs, 1)
+		r.Targets[0].DataDir, r.Targets[0].LogDir = place.dir, place.log
+		if _, err := b.Restore(context.Background(), r); err == nil || !strings.Contains(err.Error(), "in each other's place") {
+			t.Errorf("%v: %v", place, err)
+		}
+		if names, err := fs.List(""); err != nil || len(names) > 0 {
+			t.Errorf("%v: left behind %v, %v", place, names, err)
+		}
+	}
+}
+
+// TestRestoreBumpTooSmall: a backup whose last records were compacted away is not restored with a revision that clients have seen.
+func TestRestoreBumpTooSmall(t *testing.T) {
+	b := open(t, backuptest.Compacted(t, keys, 1000))
+	for bump, want := range map[uint64]int64{600: 0, 1000 - (keys + 1): 0, 1000 - keys: 1001, 2000: keys + 1 + 2000} {
+		r := topology(vfs.NewMem(), 1)
+		r.BumpRevision = bump
+		got, err := b.Restore(context.Background(), r)
+		if want == 0 && (err == nil || !strings.Contains(err.Error(), "is too little")) || want > 0 && (err != nil || got.Revision != want || got.Saved != 1000) {
+			t.Errorf("raised by %d: %+v, %v", bump, got, err)
+		}
+	}
 }
 
 // TestRestoreEnds leaves nothing when it is interrupted.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"sync"
@@ -23,15 +24,19 @@ func TestRestoreCrashes(t *testing.T) {
 	b := open(t, saved(t))
 	for _, c := range []struct {
 		name         string
-		inside, logs bool
-	}{{"beside", false, false}, {"inside", true, false}, {"log elsewhere", false, true}, {"inside, log elsewhere", true, true}} {
+		inside, bare bool   // the target is there; not even what it is to be made in is
+		logs         string // where logs are, if not in their places
+	}{
+		{name: "beside"}, {name: "inside", inside: true}, {name: "log elsewhere", logs: "logs/m%d"}, {name: "inside, log elsewhere", inside: true, logs: "logs/m%d"},
+		{name: "nothing there", bare: true}, {name: "log within", logs: "data/m%d/raft/log"}, {name: "inside, log within", inside: true, logs: "data/m%d/wal"},
+	} {
 		t.Run(c.name, func(t *testing.T) {
 			mem := vfs.NewCrashableMem()
 			topo := func(fs vfs.FS) Restore {
 				r := topology(fs, 2)
 				for i := range r.Targets {
-					if c.logs {
-						r.Targets[i].LogDir = fmt.Sprintf("logs/m%d", i)
+					if c.logs != "" {
+						r.Targets[i].LogDir = fmt.Sprintf(c.logs, i)
 					}
 				}
 				return r
@@ -40,6 +45,9 @@ func TestRestoreCrashes(t *testing.T) {
 				dir := "data"
 				if c.inside {
 					dir = target.DataDir
+				}
+				if c.bare {
+					continue
 				}
 				if err := datadir.Make(mem, dir); err != nil {
 					t.Fatal(err)
@@ -197,6 +205,39 @@ func TestRestoreFails(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// stuckLocks is a file system whose locks cannot be let go of.
+type stuckLocks struct {
+	vfs.FS
+	err error
+}
+
+type stuckLock struct {
+	io.Closer
+	err error
+}
+
+func (f stuckLocks) Lock(path string) (io.Closer, error) {
+	lock, err := f.FS.Lock(path)
+	if err != nil || f.PathBase(f.PathDir(path)) == datadir.Store { // the storage's
+		return lock, err
+	}
+	return stuckLock{lock, f.err}, nil
+}
+
+func (l stuckLock) Close() error { return errors.Join(l.Closer.Close(), l.err) }
+
+// TestRestoreUnlockFails: what was made stays when all of it is whole, and only a lock cannot be let go of.
+func TestRestoreUnlockFails(t *testing.T) {
+	mem := vfs.NewMem()
+	r := topology(stuckLocks{mem, errors.New("it is stuck")}, 3)
+	if _, err := open(t, saved(t)).Restore(context.Background(), r); err != nil {
+		t.Error(err)
+	}
+	for _, target := range r.Targets {
+		check(t, mem, r, target, keys+1, -1)
 	}
 }
 

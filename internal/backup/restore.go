@@ -9,7 +9,9 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"go.etcd.io/raft/v3/raftpb"
 
@@ -99,11 +101,12 @@ func (b *File) Restore(ctx context.Context, r Restore) (report Restored, err err
 	}
 	var made []*staging
 	defer func() {
+		whole := err == nil
 		for _, s := range slices.Backward(made) {
-			if err != nil {
+			if !whole {
 				err = errors.Join(err, s.discard())
-			} else {
-				err = s.unlock()
+			} else if err := s.unlock(); err != nil { // all is there, and the lock ends with the process
+				r.Logger.Warn("a restored directory could not be unlocked", "dir", s.target.DataDir, "error", err)
 			}
 		}
 	}()
@@ -142,10 +145,46 @@ func (r *Restore) checkTarget(t Target) error {
 	if t.LogDir == "" {
 		return nil
 	}
+	inside, err := t.logInside()
+	if err != nil {
+		return err
+	}
+	around, err := within(t.LogDir, t.DataDir)
+	if err != nil {
+		return err
+	}
+	first, _, _ := strings.Cut(inside, "/")
+	if around != "" || slices.Contains([]string{datadir.Store, datadir.Index, datadir.Lock, datadir.IdentityFile, stagingInside}, first) {
+		return fmt.Errorf("wal-dir %q and data-dir %q are in each other's place: name another directory for the log, or none for one in data-dir", t.LogDir, t.DataDir)
+	}
 	if _, err := r.FS.Stat(t.LogDir); err == nil {
 		return fmt.Errorf("wal-dir %q exists: %w: name a directory that is not there", t.LogDir, ErrNotEmpty)
 	}
 	return nil
+}
+
+// logInside is the path of the log's directory in the data directory, "" if it lies outside of that.
+func (t Target) logInside() (string, error) {
+	if t.LogDir == "" {
+		return datadir.Log, nil
+	}
+	return within(t.DataDir, t.LogDir)
+}
+
+// within is the path of one directory in another, "." if they are the same, "" if it lies outside.
+func within(dir, path string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return "", err
+	}
+	path, err = filepath.Rel(dir, path)
+	if err != nil || !filepath.IsLocal(path) {
+		return "", nil
+	}
+	return path, nil
 }
 
 // logBytes is what a new log takes on disk, and the store's files beside the rows.
@@ -228,7 +267,7 @@ func (r *Restore) fillStore(ctx context.Context, b *File, s *staging, report *Re
 		return err
 	}
 	report.Saved, report.Version = meta.Revision, meta.ClusterVersion
-	if err := r.found(store); err != nil {
+	if err := r.found(store, meta.Revision); err != nil {
 		return err
 	}
 	return r.prove(store, s, report)
@@ -238,7 +277,10 @@ func (r *Restore) fillStore(ctx context.Context, b *File, s *staging, report *Re
 // index of one that has applied the first entries of its log, which name them. As
 // in etcd, all else stays as it was saved: leases, users and roles, alarms, the
 // cluster's version.
-func (r *Restore) found(store *storage.Store) error {
+//
+// The revision is raised from that of the last record, as in etcd: members made
+// of one file must be alike, whoever made them.
+func (r *Restore) found(store *storage.Store, saved int64) error {
 	batch := store.NewBatch()
 	for _, table := range [...]storage.Table{storage.TableMember, storage.TableMemberRemoved} {
 		batch.DeleteRange(storage.TableBounds(table))
@@ -257,6 +299,9 @@ func (r *Restore) found(store *storage.Store) error {
 			return fmt.Errorf("--bump-revision=%d is too much for revision %d: 1000000000 is more than most clusters reach in their life", r.BumpRevision, last)
 		}
 		rev := last + int64(r.BumpRevision)
+		if rev <= saved {
+			return fmt.Errorf("--bump-revision=%d is too little: it counts from the last record, of revision %d, and the backup is compacted at %d: 1000000000 is more than most clusters reach in their life", r.BumpRevision, last, saved)
+		}
 		// etcd writes a record without bytes there, so that its revision is that one
 		// even before the compaction ran; HashKV has it in it.
 		batch.SetRevision(rev, 0, storage.RevisionRecord{})

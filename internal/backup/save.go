@@ -32,7 +32,8 @@ type Piece struct {
 
 // Save writes what next returns, until io.EOF, to path, which it replaces: under
 // another name until all of it is there, checked, and on the disk. If anything
-// fails, or ctx ends, nothing is left of it. Progress may be nil.
+// fails before, or ctx ends, nothing is left of it. If only what makes the name
+// durable fails, the file stays, which is whole. Progress may be nil.
 func Save(ctx context.Context, path string, next func() (Piece, error), progress func(done, of int64)) (info snapfile.Info, err error) {
 	if old, err := os.Stat(path); err == nil && old.IsDir() {
 		// etcd's words, which it finds after all bytes have come.
@@ -42,11 +43,18 @@ func Save(ctx context.Context, path string, next func() (Piece, error), progress
 	if err != nil {
 		return info, err
 	}
+	named := false
 	defer func() {
-		if err != nil {
-			err = errors.Join(err, part.Close(), os.Remove(part.Name()))
+		if err != nil && !named {
+			err = errors.Join(err, os.Remove(part.Name()))
 		}
+		err = errors.Join(err, part.Close()) // and with it the lock, the last
 	}()
+	dir, err := os.Open(filepath.Dir(path)) // now, as long as nothing is lost if that fails
+	if err != nil {
+		return info, err
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
 	w := &saver{f: part, sum: sha256.New(), progress: progress}
 	if err := w.copy(ctx, next); err != nil {
 		return info, err
@@ -61,26 +69,58 @@ func Save(ctx context.Context, path string, next func() (Piece, error), progress
 	if err := os.Rename(part.Name(), path); err != nil {
 		return info, fmt.Errorf("could not rename %s to %s (%w)", part.Name(), path, err)
 	}
-	if err := syncDir(filepath.Dir(path)); err != nil {
-		return info, errors.Join(err, part.Close(), os.Remove(path))
+	named = true
+	if err := dir.Sync(); err != nil {
+		return info, fmt.Errorf("%s is whole, but may have another name after a power cut: could not fsync its directory: %w", path, err)
 	}
-	return info, part.Close()
+	return info, nil
 }
 
 // createPart creates the file to write to. What an interrupted save left there is
 // overwritten, unless that goes on still.
 func createPart(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	for {
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("could not open %s (%w)", path, err)
+		}
+		ours, err := lockPart(f)
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		if !ours {
+			if err := f.Close(); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err := f.Truncate(0); err != nil {
+			return nil, errors.Join(fmt.Errorf("could not open %s (%w)", path, err), os.Remove(path), f.Close())
+		}
+		return f, nil
+	}
+}
+
+// lockPart locks a file to write to. It is not ours if it lost its name before: then it is the backup of another save that ended, or
+// what that one deleted.
+func lockPart(f *os.File) (ours bool, err error) {
+	path := f.Name()
+	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return false, fmt.Errorf("could not open %s (another process writes to it): wait for that one, or name another file", path)
+	case errors.Is(err, unix.ENOTSUP), errors.Is(err, unix.ENOLCK): // no locks on this file system
+	case err != nil:
+		return false, fmt.Errorf("could not lock %s (%w)", path, err)
+	}
+	held, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("could not open %s (%w)", path, err)
+		return false, fmt.Errorf("could not open %s (%w)", path, err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("could not open %s (another process writes to it): wait for that one, or name another file", path), f.Close())
+	named, err := os.Stat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
 	}
-	if err := f.Truncate(0); err != nil {
-		return nil, errors.Join(fmt.Errorf("could not open %s (%w)", path, err), f.Close(), os.Remove(path))
-	}
-	return f, nil
+	return err == nil && os.SameFile(held, named), err
 }
 
 // saver writes pieces and checks their sum: the last sumBytes are that of all
@@ -164,12 +204,4 @@ func verify(ctx context.Context, path string) (info snapfile.Info, err error) {
 		return info, err
 	}
 	return b.Inspect(ctx)
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

@@ -22,6 +22,7 @@ type staging struct {
 	inside bool
 	dir    string // what becomes the data directory, or its content
 	logDir string
+	apart  bool // the log is renamed by itself, to target.LogDir
 	lock   io.Closer
 }
 
@@ -37,9 +38,13 @@ func (r *Restore) stage(t Target, id datadir.Identity) (_ *staging, err error) {
 	if _, err := r.FS.Stat(t.DataDir); err == nil {
 		s.inside, s.dir = true, r.FS.PathJoin(t.DataDir, stagingInside)
 	}
-	s.logDir = r.FS.PathJoin(s.dir, datadir.Log)
-	if t.LogDir != "" {
-		s.logDir = t.LogDir + stagingSuffix
+	inside, err := t.logInside()
+	if err != nil {
+		return nil, err
+	}
+	s.logDir = r.FS.PathJoin(s.dir, inside)
+	if t.LogDir != "" && (s.inside || inside == "") {
+		s.logDir, s.apart = t.LogDir+stagingSuffix, true
 	}
 	defer func() {
 		if err != nil {
@@ -51,7 +56,7 @@ func (r *Restore) stage(t Target, id datadir.Identity) (_ *staging, err error) {
 			return nil, err
 		}
 	}
-	if err := r.FS.MkdirAll(s.dir, 0o700); err != nil {
+	if err := datadir.Make(r.FS, s.dir); err != nil {
 		return nil, err
 	}
 	if s.lock, err = r.FS.Lock(r.FS.PathJoin(s.dir, datadir.Lock)); err != nil {
@@ -102,7 +107,7 @@ func (s *staging) commit() error {
 
 // commitLog gives a log outside of the data directory its name.
 func (s *staging) commitLog() error {
-	if s.target.LogDir == "" {
+	if !s.apart {
 		return nil
 	}
 	if err := s.fs.Rename(s.logDir, s.target.LogDir); err != nil {
@@ -121,7 +126,7 @@ func (s *staging) commitInside() error {
 	if err := datadir.Sync(s.fs, s.target.DataDir); err != nil {
 		return err
 	}
-	if s.target.LogDir != "" {
+	if s.apart {
 		if err := s.commitLog(); err != nil {
 			return err
 		}
@@ -149,7 +154,7 @@ func (s *staging) discard() error {
 	if s.dir == "" {
 		return errors.Join(errs...)
 	}
-	if s.target.LogDir != "" {
+	if s.apart {
 		remove(s.logDir)
 	}
 	if s.inside {

@@ -114,14 +114,25 @@ func (v Verify) Run(ctx context.Context) (r Report, err error) {
 	if err != nil {
 		return r, err
 	}
+	names, err := v.FS.List(v.Dir)
+	if err != nil {
+		return r, err
+	}
+	slices.Sort(names)
 	storeDir := v.Dir
-	if ok && summary.Installed != nil && summary.Installed.Dir != "" {
+	switch {
+	case ok && summary.Installed != nil && summary.Installed.Dir != "":
 		storeDir = v.FS.PathJoin(v.Dir, summary.Installed.Dir)
+	case !ok && slices.ContainsFunc(names, func(name string) bool { return isSnapshot(name) && !strings.HasSuffix(name, ".receiving") }):
+		r.note("which store is the present one the raft log alone says, so none was read, and none may be deleted")
+		v.names(&r, names, "")
+		return r, nil
 	}
 	if err := v.checkStore(ctx, &r, storeDir, summary, ok); err != nil {
 		return r, err
 	}
-	return r, v.names(&r, storeDir)
+	v.names(&r, names, storeDir)
+	return r, nil
 }
 
 func (v Verify) tell(what string) {
@@ -278,19 +289,18 @@ func (v Verify) compare(r *Report, log raftlog.Summary) error {
 	return nil
 }
 
-// names tells of what lies in the directory beside the member's own.
-func (v Verify) names(r *Report, storeDir string) error {
-	names, err := v.FS.List(v.Dir)
-	if err != nil {
-		return err
-	}
+// isSnapshot says whether a name in a data directory is that of a snapshot which came, or was coming, from another member.
+func isSnapshot(name string) bool { return strings.HasPrefix(name, "snapshot-") }
+
+// names tells of what lies in the directory beside the member's own. storeDir is "" if it is not known which store that is.
+func (v Verify) names(r *Report, names []string, storeDir string) {
 	own := []string{Store, Index, Log, Lock, IdentityFile, LogLock}
-	slices.Sort(names)
 	for _, name := range names {
 		path := v.FS.PathJoin(v.Dir, name)
 		switch {
 		case slices.Contains(own, name) && (storeDir == v.Dir || name != Store && name != Index), path == storeDir:
-		case name == Store, name == Index, strings.HasPrefix(name, "snapshot-"), strings.HasPrefix(name, "sending-"):
+		case storeDir == "" && (name == Store || name == Index || isSnapshot(name)): // one of them is a member's
+		case name == Store, name == Index, isSnapshot(name), strings.HasPrefix(name, "sending-"):
 			r.note("%s is what a snapshot left behind: the next start deletes it", path)
 		case strings.HasPrefix(name, "member.etcd-"), strings.HasPrefix(name, "wal.etcd-"):
 			r.note("%s is the etcd member that this one was made of: delete it when it is not needed any more", path)
@@ -301,5 +311,4 @@ func (v Verify) names(r *Report, storeDir string) error {
 			r.note("%s is none of a member's files", path)
 		}
 	}
-	return nil
 }

@@ -214,6 +214,41 @@ func hash(t *testing.T, fs vfs.FS) uint32 {
 	return h.Hash
 }
 
+// TestVerifyInstalled damages the log of a member whose store came as a snapshot: that is all that is wrong, and nothing that lies there is
+// called of no use, since only the log says which store is the present one.
+func TestVerifyInstalled(t *testing.T) {
+	fs := restored(t)
+	const name = "snapshot-0000000000000016-0000000000000002"
+	if err := fs.MkdirAll("d/"+name, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{datadir.Store, datadir.Index} {
+		if err := fs.Rename("d/"+part, "d/"+name+"/"+part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log, err := raftlog.Open(raftlog.Options{FS: fs, Dir: "d/log"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = log.Write([]raftlog.Append{{Snapshot: &raftlog.Snapshot{Index: 22, Term: 2, Dir: name, ConfState: &raftpb.ConfState{Voters: []uint64{log.Identity().MemberID}, AutoLeave: new(bool)}}}})
+	if err := errors.Join(err, log.Sync(), log.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if r := verify(t, fs); r.Store.Dir != "d/"+name+"/store" || r.Store.Keys != 500 {
+		t.Fatalf("the log does not lead to the store: %+v", r)
+	}
+	for _, path := range files(t, fs, "d/log") {
+		b := read(t, fs, path)
+		b[len(bytes.TrimRight(b, "\x00"))/3] ^= 1
+		write(t, fs, path, b)
+	}
+	r := verify(t, fs)
+	if len(r.Problems) != 1 || !strings.HasPrefix(r.Problems[0].Where, "d/log") || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "none may be deleted") {
+		t.Errorf("problems %+v, notes %q", r.Problems, r.Notes)
+	}
+}
+
 // TestVerifyMixes puts together what does not belong together.
 func TestVerifyMixes(t *testing.T) {
 	for _, c := range []struct {

@@ -37,7 +37,7 @@ func (o *Options) checkSpace(d *etcddir.Dir, dir, logDir string) error {
 		log += uint64(s.Bytes)
 	}
 	need := map[string]uint64{dir: store + log}
-	if logDir != "" {
+	if logDir != "" && !o.sameDisk(dir, logDir) {
 		need = map[string]uint64{dir: store, logDir: log}
 	}
 	for path, bytes := range need {
@@ -53,6 +53,16 @@ func (o *Options) checkSpace(d *etcddir.Dir, dir, logDir string) error {
 		}
 	}
 	return nil
+}
+
+// sameDisk says whether two directories take their space from one file system.
+func (o *Options) sameDisk(a, b string) bool {
+	one, err := o.FS.Stat(a)
+	if err != nil {
+		return false
+	}
+	other, err := o.FS.Stat(b)
+	return err == nil && one.DeviceID() == other.DeviceID()
 }
 
 // build makes store, index and log of d in new directories, all of it durable

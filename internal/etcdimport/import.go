@@ -201,7 +201,8 @@ func (o *Options) checkAlone() error {
 		return err
 	}
 	for _, name := range names {
-		if name == datadir.Store || name == datadir.Log || name == datadir.IdentityFile {
+		switch name { // what publish gives a name
+		case datadir.Store, datadir.Index, datadir.Log, datadir.IdentityFile:
 			return fmt.Errorf("%w: %s has %s of etcd's and %s of Engram's: to go on with Engram, move %s elsewhere; to import it anew, move everything else elsewhere, %s first",
 				ErrBoth, o.Dir, etcddir.MemberDir, name, etcddir.MemberDir, name)
 		}

@@ -428,6 +428,7 @@ func TestRefused(t *testing.T) {
 		text  string
 	}{
 		{"data of Engram beside it", etcd(t, 30, 0), func(fs *vfs.MemFS, _ *Options) { etcdData{"store/x": nil}.write(t, fs, dir) }, ErrBoth, "store"},
+		{"an index of Engram beside it", etcd(t, 30, 0), func(fs *vfs.MemFS, _ *Options) { etcdData{"index/x": nil}.write(t, fs, dir) }, ErrBoth, "index"},
 		{"a log of Engram", etcd(t, 30, 0), func(fs *vfs.MemFS, o *Options) {
 			o.WALDir = walDir
 			etcdData{"00000001-1.log": nil}.write(t, fs, walDir)
@@ -445,6 +446,12 @@ func TestRefused(t *testing.T) {
 		{"a cluster of the future", more(entry(committed+1, 9, &pb.InternalRaftRequest{DowngradeVersionTest: &pb.DowngradeVersionTestRequest{Ver: "3.9"}}), entry(committed+2, 9, versionSet("3.8.0"))), nil, ErrRefused, "3.8"},
 		{"no space", etcd(t, 30, 0), func(fs *vfs.MemFS, _ *Options) {
 			fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 20, TotalBytes: 1 << 30})
+		}, ErrNoSpace, "free space there"},
+		{"space for one of store and log, which lie on one disk", etcd(t, 30, 0), func(fs *vfs.MemFS, o *Options) {
+			o.WALDir = walDir
+			etcdData{"x": nil}.write(t, fs, walDir)
+			fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: slackBytes * 3 / 2, TotalBytes: 1 << 30})
+			o.ReserveBytes = 0
 		}, ErrNoSpace, "free space there"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

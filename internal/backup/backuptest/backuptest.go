@@ -23,7 +23,11 @@ import (
 // on, one put each from revision 2 on, with values of up to 2000 bytes that do
 // not compress; two members and one that was removed; cluster version 3.7.0; lease
 // 7. Its applied index is 5000.
-func Content(t testing.TB, keys int) []byte {
+func Content(t testing.TB, keys int) []byte { return Compacted(t, keys, 0) }
+
+// Compacted is Content, compacted at a revision, if that is not 0. It may be
+// above those of all keys, as if later ones had been deleted.
+func Compacted(t testing.TB, keys int, revision uint64) []byte {
 	t.Helper()
 	s, err := storage.Open(storage.Options{FS: vfs.NewMem(), Dir: "s"})
 	if err != nil {
@@ -50,6 +54,11 @@ func Content(t testing.TB, keys int) []byte {
 	b.Set(storage.RowKey(storage.TableCluster, []byte("clusterVersion")), []byte("3.7.0"))
 	b.Set(storage.RowKey(storage.TableLease, binary.BigEndian.AppendUint64(nil, 7)), []byte{8, 7, 16, 60})
 	b.Set(storage.RowKey(storage.TableMeta, []byte(storage.MetaApplied)), storage.AppendApplied(nil, 5000, 9))
+	if revision > 0 {
+		for _, row := range []string{storage.MetaScheduledCompact, storage.MetaFinishedCompact} {
+			b.Set(storage.RowKey(storage.TableMeta, []byte(row)), binary.BigEndian.AppendUint64(nil, revision))
+		}
+	}
 	if err := s.Commit(b); err != nil {
 		t.Fatal(err)
 	}
