@@ -168,6 +168,41 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 	}
 }
 
+// TestDurations: no option takes a duration that would be a timer's undoing, and what is refused names option, value and cure.
+func TestDurations(t *testing.T) {
+	seen := 0
+	for o := range options() {
+		if _, ok := o.value(&Config{}).(duration); !ok || o.support != honoured {
+			continue
+		}
+		seen++
+		for _, value := range []string{"-1s", "-1ns"} {
+			err := parse(t, nil, "--"+o.flag+"="+value).Validate()
+			if err == nil || strings.Count(err.Error(), "\n") > 0 || !strings.HasPrefix(err.Error(), "--"+o.flag) ||
+				!strings.Contains(err.Error(), value) || o.flag != "compact-hash-check-time" && !strings.Contains(err.Error(), "give ") {
+				t.Errorf("--%s=%s: %v", o.flag, value, err)
+			}
+		}
+		shortest := "0s"
+		if o.flag == "compact-hash-check-time" {
+			shortest = "1ns"
+		}
+		for _, value := range []string{shortest, "1ms"} {
+			if err := parse(t, nil, "--"+o.flag+"="+value).Validate(); err != nil {
+				t.Errorf("--%s=%s: %v", o.flag, value, err)
+			}
+		}
+	}
+	if seen < 10 {
+		t.Errorf("%d options are durations", seen)
+	}
+	for _, flag := range []string{"raft-read-timeout", "raft-write-timeout"} {
+		if err := parse(t, nil, "--"+flag+"=2ns").Validate(); err == nil || !strings.Contains(err.Error(), "--"+flag+"=2ns") {
+			t.Errorf("2ns of --%s: %v", flag, err)
+		}
+	}
+}
+
 func TestInitialMembers(t *testing.T) {
 	c := parse(t, nil, "--initial-cluster=b=http://127.0.0.1:2,a=http://127.0.0.1:1,b=http://127.0.0.1:0")
 	ms, err := c.InitialMembers()

@@ -6,8 +6,8 @@ import "strings"
 type support uint8
 
 const (
-	// The zero value, honoured: does what etcd's does.
-	_ support = iota
+	// honoured: does what etcd's does.
+	honoured support = iota
 	// noEffect: accepted, since command lines carry it, but Engram has nothing
 	// that it could change.
 	noEffect

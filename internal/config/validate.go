@@ -99,14 +99,37 @@ func (c *Config) validateTimes(bad func(string, ...any)) {
 	if c.ElectionMillis > maxElectionMillis {
 		bad("--election-timeout[%dms] is too long, and should be set less than %dms", c.ElectionMillis, maxElectionMillis)
 	}
-	if c.CompactHashCheckTime <= 0 {
-		bad("--compact-hash-check-time must be >0 (set to %v)", c.CompactHashCheckTime)
-	}
+	c.validateDurations(bad)
 	if c.CompactionBatchLimit <= 0 {
 		bad("--compaction-batch-limit must be >0 (set to %d)", c.CompactionBatchLimit)
 	}
 	if c.WatchProgressInterval < 100*time.Millisecond {
 		c.WatchProgressInterval = 100 * time.Millisecond
+	}
+}
+
+// leastRaftTimeout is the shortest time-out of a connection to a peer: a part of
+// it is the time between two heartbeats.
+const leastRaftTimeout = time.Millisecond
+
+// validateDurations refuses what no timer can count, and what one would ring
+// without end.
+func (c *Config) validateDurations(bad func(string, ...any)) {
+	for o := range options() {
+		v, ok := o.value(c).(duration)
+		if !ok || o.support != honoured {
+			continue
+		}
+		switch d := *v.p; {
+		case o.flag == "compact-hash-check-time":
+			if d <= 0 {
+				bad("--compact-hash-check-time must be >0 (set to %v)", d)
+			}
+		case d < 0:
+			bad("--%s=%v is negative: give 0s or more, such as the default of %s", o.flag, d, o.def)
+		case d > 0 && d < leastRaftTimeout && strings.HasPrefix(o.flag, "raft-"):
+			bad("--%s=%v is too short: give %v or more, such as the default of %s", o.flag, d, leastRaftTimeout, o.def)
+		}
 	}
 }
 

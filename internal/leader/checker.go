@@ -20,6 +20,10 @@ type Hash struct {
 	Revision                      int64 // the member's newest
 }
 
+// Standing is the newest revision and the compact revision of a member. A Hash
+// may be one of before the last compaction.
+type Standing struct{ Revision, CompactRevision int64 }
+
 // Suspect is a member that differs, and why. Member 0 means that nobody knows
 // which of them is wrong.
 type Suspect struct {
@@ -39,6 +43,8 @@ type CheckerOptions struct {
 	// the physical work of its last compaction. Ok is false if there is nothing
 	// that could be compared, in an empty store.
 	Hash func(ctx context.Context, revision int64) (h Hash, ok bool, err error)
+	// Stands is how far this member has come.
+	Stands func() Standing
 	// Compactions are the hashes of the newest compactions, oldest first.
 	Compactions func() []Hash
 	// Ask asks a peer for its hash.
@@ -54,8 +60,9 @@ type CheckerOptions struct {
 	Every, CompactEvery time.Duration
 	Clock               clock.Clock
 	Logger              *slog.Logger
-	// Checked is told of each comparison that came to an end: which of the two
-	// kinds, and how many members differ. Nil is not told.
+	// Checked is told of each comparison that came to an end, with at least one
+	// other member: which of the two kinds, and how many members differ. Nil is not
+	// told.
 	Checked func(kind string, differ int)
 }
 
@@ -127,7 +134,10 @@ func (c *Checker) Run(ctx context.Context) {
 
 // whole compares the whole store, and acts on what it finds again and again.
 func (c *Checker) whole(ctx context.Context, kind string) error {
-	var suspects []Suspect
+	var (
+		suspects []Suspect
+		compared bool
+	)
 	for round := range rounds {
 		if round > 0 && !c.pause(ctx) {
 			return ctx.Err()
@@ -135,10 +145,11 @@ func (c *Checker) whole(ctx context.Context, kind string) error {
 		if !c.o.Leads() {
 			return nil
 		}
-		found, err := c.round(ctx)
+		found, some, err := c.round(ctx)
 		if err != nil {
 			return err
 		}
+		compared = some
 		if round > 0 {
 			found = slices.DeleteFunc(found, func(s Suspect) bool {
 				return !slices.ContainsFunc(suspects, func(before Suspect) bool { return before.Member == s.Member })
@@ -151,6 +162,9 @@ func (c *Checker) whole(ctx context.Context, kind string) error {
 			c.o.Logger.Warn("a member's keys seem to differ, the comparison is repeated", "member", fmt.Sprintf("%x", s.Member), "reason", s.Reason,
 				"round", round+1, "rounds", rounds)
 		}
+	}
+	if !compared {
+		return nil
 	}
 	c.o.Checked(kind, len(suspects))
 	var errs []error
@@ -176,29 +190,31 @@ func (c *Checker) pause(ctx context.Context) bool {
 	}
 }
 
-// round is one comparison of the whole store at the newest revision.
-func (c *Checker) round(ctx context.Context) ([]Suspect, error) {
+// round is one comparison of the whole store at the newest revision. Compared is
+// false if no other member had anything to compare.
+func (c *Checker) round(ctx context.Context) (suspects []Suspect, compared bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
 	own, ok, err := c.o.Hash(ctx, 0)
 	if err != nil || !ok {
-		return nil, err
+		return nil, false, err
 	}
 	told := c.ask(ctx, own.HashRevision)
 	// What a peer had applied when it answered is applied here after this.
 	if err := c.o.Barrier(ctx); err != nil {
-		return nil, fmt.Errorf("waiting for what was committed: %w", err)
+		return nil, false, fmt.Errorf("waiting for what was committed: %w", err)
 	}
 	now, ok, err := c.o.Hash(ctx, own.HashRevision)
 	switch {
 	case err != nil || !ok:
-		return nil, err // compacted meanwhile, most likely
+		return nil, false, err // compacted meanwhile, most likely
 	case now.CompactRevision != own.CompactRevision:
-		own = now // those of the peers that are as far are compared
+		own = now // those of the peers that are as far, or remember the same, are compared
 	case now.Hash != own.Hash:
-		return []Suspect{{c.o.Self, fmt.Sprintf("two hashes at revision %d: %08x and %08x", own.HashRevision, own.Hash, now.Hash)}}, nil
+		return []Suspect{{c.o.Self, fmt.Sprintf("two hashes at revision %d: %08x and %08x", own.HashRevision, own.Hash, now.Hash)}}, true, nil
 	}
-	return judge(c.o.Self, len(c.o.Peers())+1, own, now, told), nil
+	suspects, compared = judge(c.o.Self, len(c.o.Peers())+1, own, c.o.Stands(), told)
+	return suspects, compared, nil
 }
 
 // ask asks all peers at the same time. Who does not answer is missing, as is one
@@ -225,12 +241,12 @@ func (c *Checker) ask(ctx context.Context, revision int64) map[uint64]Hash {
 	return told
 }
 
-// judge finds whom to suspect. Own is this member's hash at the revision that was
-// asked for, now what it knows after all that they had applied is applied here.
-// A member that is ahead of its leader has what nobody else has. Of those that
-// can be compared the majority of the cluster is right.
-func judge(self uint64, members int, own, now Hash, told map[uint64]Hash) []Suspect {
-	var suspects []Suspect
+// judge finds whom to suspect, and says whether there was anything to go by. Own
+// is this member's hash at the revision that was asked for, now where it stands
+// after all that they had applied is applied here. A member that is ahead of its
+// leader has what nobody else has. Of those that can be compared the majority of
+// the cluster is right.
+func judge(self uint64, members int, own Hash, now Standing, told map[uint64]Hash) (suspects []Suspect, compared bool) {
 	same := map[uint32][]uint64{own.Hash: {self}}
 	for id, h := range told {
 		switch {
@@ -240,8 +256,10 @@ func judge(self uint64, members int, own, now Hash, told map[uint64]Hash) []Susp
 			suspects = append(suspects, Suspect{id, fmt.Sprintf("it is compacted at revision %d, the leader at %d", h.CompactRevision, now.CompactRevision)})
 		case h.CompactRevision == own.CompactRevision && h.HashRevision == own.HashRevision:
 			same[h.Hash] = append(same[h.Hash], id)
+			compared = true
 		}
 	}
+	compared = compared || len(suspects) > 0
 	suspects = append(suspects, minority(same, own, members)...)
 	slices.SortFunc(suspects, func(a, b Suspect) int {
 		if a.Member < b.Member {
@@ -249,7 +267,7 @@ func judge(self uint64, members int, own, now Hash, told map[uint64]Hash) []Susp
 		}
 		return 1
 	})
-	return suspects
+	return suspects, compared
 }
 
 // minority is who has another hash than a majority of all members, or member 0 if

@@ -40,7 +40,8 @@ func TestJudge(t *testing.T) {
 		{"ahead of the leader", 3, map[uint64]Hash{2: ahead, 3: at(1, 3)}, []uint64{2}},
 	} {
 		var got []uint64
-		for _, s := range judge(1, c.members, at(1, 3), at(1, 3), c.told) {
+		suspects, _ := judge(1, c.members, at(1, 3), Standing{Revision: 10, CompactRevision: 3}, c.told)
+		for _, s := range suspects {
 			got = append(got, s.Member)
 		}
 		if !slices.Equal(got, c.want) {
@@ -57,7 +58,9 @@ type checkRig struct {
 	ended   chan string // a comparison came to an end
 
 	mu        sync.Mutex
-	own       Hash
+	own       Hash           // the newest
+	cached    map[int64]Hash // own ones that a compaction left, by revision
+	stands    Standing
 	empty     bool
 	peers     map[uint64]Hash
 	failing   map[uint64]error
@@ -70,15 +73,19 @@ type checkRig struct {
 func newCheckRig(t *testing.T) *checkRig {
 	r := &checkRig{
 		t: t, clk: clock.NewFake(time.Unix(1_000_000, 0)), ended: make(chan string, 16),
-		own: at(1, 3), peers: map[uint64]Hash{2: at(1, 3), 3: at(1, 3)}, failing: map[uint64]error{},
+		own: at(1, 3), stands: Standing{Revision: 10, CompactRevision: 3}, cached: map[int64]Hash{}, peers: map[uint64]Hash{2: at(1, 3), 3: at(1, 3)}, failing: map[uint64]error{},
 	}
 	r.checker = NewChecker(CheckerOptions{
 		Self: 1, Peers: func() []uint64 { return []uint64{2, 3} }, Leads: func() bool { return true },
 		Hash: func(_ context.Context, rev int64) (Hash, bool, error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
+			if h, ok := r.cached[rev]; ok {
+				return h, !r.empty, nil
+			}
 			return r.own, !r.empty, nil
 		},
+		Stands:      func() Standing { return r.stands },
 		Compactions: func() []Hash { return r.compacted },
 		Ask: func(_ context.Context, peer uint64, rev int64) (Hash, error) {
 			r.mu.Lock()
@@ -175,13 +182,49 @@ func TestCheckerForgetsWhatIsNotRepeated(t *testing.T) {
 func TestCheckerDoesNotCompareWithNothing(t *testing.T) {
 	r := newCheckRig(t)
 	r.empty, r.peers[2] = true, at(9, 3)
-	if r.run(r.whole); len(r.raised) != 0 {
-		t.Fatalf("an empty store: raised %x", r.raised)
+	if got := r.run(r.whole); got != "" || len(r.raised) != 0 {
+		t.Fatalf("an empty store: %q, raised %x", got, r.raised)
 	}
 	r = newCheckRig(t)
 	r.failing[2], r.failing[3] = errors.New("down"), errors.New("down")
-	if r.run(r.whole); len(r.raised) != 0 {
-		t.Fatalf("nobody answers: raised %x", r.raised)
+	if got := r.run(r.whole); got != "" || len(r.raised) != 0 {
+		t.Fatalf("nobody answers: %q, raised %x", got, r.raised)
+	}
+	r = newCheckRig(t)
+	r.peers[2], r.peers[3] = at(9, 2), at(9, 2)
+	if got := r.run(r.whole); got != "" || len(r.raised) != 0 {
+		t.Fatalf("compacted elsewhere: %q, raised %x", got, r.raised)
+	}
+	r.peers[3] = at(1, 3)
+	if got := r.run(r.whole); got != "store 0" || len(r.raised) != 0 {
+		t.Fatalf("one of them can be compared: %q, raised %x", got, r.raised)
+	}
+}
+
+// The newest compaction is at the newest revision. Who remembers the hash that it left answers with the compaction before; who has
+// started since reads its store and answers with that one.
+func TestCheckerKnowsHowFarItIsCompacted(t *testing.T) {
+	remembered, read := at(1, 3), at(1, 10)
+	for _, c := range []struct {
+		story  string
+		leader map[int64]Hash
+		peers  map[uint64]Hash
+		want   string
+	}{
+		{"one follower has started since", map[int64]Hash{10: remembered}, map[uint64]Hash{2: read, 3: remembered}, "store 0"},
+		{"both have", map[int64]Hash{10: remembered}, map[uint64]Hash{2: read, 3: read}, ""},
+		{"the leader has", nil, map[uint64]Hash{2: remembered, 3: read}, "store 0"},
+	} {
+		r := newCheckRig(t)
+		r.own, r.stands, r.cached, r.peers = read, Standing{Revision: 10, CompactRevision: 10}, c.leader, c.peers
+		if got := r.run(r.whole); got != c.want || len(r.raised) != 0 {
+			t.Errorf("%s: %q, raised %x", c.story, got, r.raised)
+		}
+	}
+	r := newCheckRig(t)
+	r.peers[2] = at(1, 10)
+	if r.run(r.whole); !slices.Equal(r.raised, []uint64{2}) {
+		t.Errorf("compacted beyond the leader: raised %x", r.raised)
 	}
 }
 

@@ -6,7 +6,7 @@
 // main type, Checker the one that compares. Invariants:
 //
 //	D1: nothing is proposed before this member has applied an entry of its own
-//	    term (Promote), and nothing after it has heard that it no longer leads.
+//	    term (Promote), and nothing gets into the log once it no longer leads in it.
 //	D2: a member that was itself stalled extends leases rather than revoke them.
 //	D3: at most MaxRevokes revocations are in flight.
 //	D4: no alarm CORRUPT is raised for a difference that was seen only once.
@@ -37,15 +37,17 @@ const (
 // MaxRevokes bounds the revocations in flight.
 const MaxRevokes = 16
 
-// Proposer puts commands into the log. Its methods do not block; done is called
-// once with what became of the command.
+// Proposer puts commands into the log, if this member leads in that term: what it
+// judged is not for the next leader to carry out, who may just have extended the
+// lease. Its methods do not block; done is called once with what became of the
+// command.
 type Proposer interface {
 	// Revoke proposes the end of a lease, as root.
-	Revoke(id int64, done func(error))
-	Checkpoint(r *pb.LeaseCheckpointRequest, done func(error))
-	Compact(revision int64, done func(error))
+	Revoke(term uint64, id int64, done func(error))
+	Checkpoint(term uint64, r *pb.LeaseCheckpointRequest, done func(error))
+	Compact(term uint64, revision int64, done func(error))
 	// ClearNoSpace proposes the end of every alarm NOSPACE.
-	ClearNoSpace(done func(error))
+	ClearNoSpace(term uint64, done func(error))
 }
 
 // Options configure a Keeper. Lessor and Proposer are required.
@@ -54,8 +56,8 @@ type Options struct {
 	Proposer Proposer
 	// Compactor may be nil.
 	Compactor *Compactor
-	// Revision is the store's newest revision.
-	Revision func() int64
+	// Stands is how far this member has come.
+	Stands func() Standing
 	// SpaceUse says how full the store is. Nil leaves the alarm NOSPACE to people;
 	// ok is false while it must be left to them.
 	SpaceUse func() (u SpaceUse, ok bool)
@@ -74,6 +76,8 @@ type Keeper struct {
 	wake chan struct{} // capacity 1
 	// free has a token for each revocation that may still be proposed.
 	free chan struct{}
+	// compacting says that an automatic compaction is in flight.
+	compacting atomic.Bool
 
 	// Run's own:
 	leads uint64    // the term that it leads in, or 0
@@ -130,11 +134,11 @@ func (k *Keeper) Run(ctx context.Context) {
 			continue
 		}
 		now := k.look()
+		k.compact(now)
 		if k.leads == 0 {
 			continue
 		}
 		k.leases(ctx, now, ticker.C())
-		k.compact(now)
 		k.clearNoSpace(now)
 	}
 }
@@ -159,9 +163,6 @@ func (k *Keeper) change(term uint64, now time.Time) {
 	}
 	k.o.Lessor.Promote(now, k.o.ElectionTimeout)
 	k.space.Reset()
-	if k.o.Compactor != nil {
-		k.o.Compactor.Reset()
-	}
 }
 
 // leases proposes what is due, and waits where too much is in flight. It looks
@@ -182,14 +183,14 @@ func (k *Keeper) leases(ctx context.Context, now time.Time, ticks <-chan time.Ti
 			k.free <- struct{}{}
 			return
 		}
-		k.o.Proposer.Revoke(id, func(err error) {
+		k.o.Proposer.Revoke(k.leads, id, func(err error) {
 			k.free <- struct{}{}
 			if err != nil {
 				k.o.Logger.Debug("revoking an expired lease failed, it is tried again", "lease", id, "error", err)
 			}
 		})
 	}
-	for {
+	for k.want.Load() == k.leads {
 		due := k.o.Lessor.DueCheckpoints(now, checkpointsPerEntry)
 		if len(due) == 0 {
 			return
@@ -198,7 +199,7 @@ func (k *Keeper) leases(ctx context.Context, now time.Time, ticks <-chan time.Ti
 		for _, l := range due {
 			r.Checkpoints = append(r.Checkpoints, &pb.LeaseCheckpoint{ID: l.ID, Remaining_TTL: l.Remaining})
 		}
-		k.o.Proposer.Checkpoint(r, func(err error) {
+		k.o.Proposer.Checkpoint(k.leads, r, func(err error) {
 			if err != nil {
 				k.o.Logger.Debug("checkpointing leases failed", "error", err)
 			}
@@ -209,17 +210,21 @@ func (k *Keeper) leases(ctx context.Context, now time.Time, ticks <-chan time.Ti
 	}
 }
 
+// compact has the compactor look at the store, and proposes what it asks for
+// while this member leads.
 func (k *Keeper) compact(now time.Time) {
 	if k.o.Compactor == nil {
 		return
 	}
-	revision, ok := k.o.Compactor.Step(now, k.o.Revision())
+	revision, ok := k.o.Compactor.Step(now, k.o.Stands(), k.leads != 0 && !k.compacting.Load())
 	if !ok {
 		return
 	}
-	k.o.Proposer.Compact(revision, func(err error) {
+	k.compacting.Store(true)
+	k.o.Proposer.Compact(k.leads, revision, func(err error) {
+		defer k.compacting.Store(false)
 		if err != nil {
-			k.o.Logger.Warn("automatic compaction failed", "revision", revision, "error", err)
+			k.o.Logger.Warn("automatic compaction failed, it is tried again", "revision", revision, "error", err)
 			return
 		}
 		k.o.Logger.Info("automatic compaction", "revision", revision)
@@ -238,7 +243,7 @@ func (k *Keeper) clearNoSpace(now time.Time) {
 	if !k.space.Step(now, u) {
 		return
 	}
-	k.o.Proposer.ClearNoSpace(func(err error) {
+	k.o.Proposer.ClearNoSpace(k.leads, func(err error) {
 		if err != nil {
 			k.o.Logger.Warn("clearing alarm NOSPACE failed, it is tried again", "error", err)
 			return

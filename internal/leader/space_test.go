@@ -56,7 +56,7 @@ type clearings struct {
 	n atomic.Int64
 }
 
-func (c *clearings) ClearNoSpace(done func(error)) { c.n.Add(1); done(nil) }
+func (c *clearings) ClearNoSpace(_ uint64, done func(error)) { c.n.Add(1); done(nil) }
 
 // TestKeeperClearsNoSpace: the leader does, and only where it may; who follows does not.
 func TestKeeperClearsNoSpace(t *testing.T) {
@@ -74,7 +74,7 @@ func TestKeeperClearsNoSpace(t *testing.T) {
 	looks := make(chan struct{})
 	out := &clearings{}
 	k := New(Options{
-		Lessor: lease.NewLessor(leases, lease.LessorOptions{Now: clk.Now}), Proposer: out, Revision: func() int64 { return 1 }, Clock: clk,
+		Lessor: lease.NewLessor(leases, lease.LessorOptions{Now: clk.Now}), Proposer: out, Stands: func() Standing { return Standing{Revision: 1} }, Clock: clk,
 		SpaceUse: func() (SpaceUse, bool) {
 			looks <- struct{}{}
 			return SpaceUse{Alarm: true, UsageBytes: 1, QuotaBytes: 1000}, may.Load()

@@ -17,6 +17,9 @@ var (
 	ErrNotPrimary = errors.New("lease: not the primary lessor")
 	// ErrExpired says that a lease has expired, and waits for its revocation.
 	ErrExpired = errors.New("lease: expired")
+	// ErrCheckpointed says that what is left of a lease is in the log, or on its
+	// way there: a next leader would go by it.
+	ErrCheckpointed = errors.New("lease: what is left of it is checkpointed")
 )
 
 const (
@@ -63,7 +66,9 @@ type timer struct {
 	expiry     time.Time // when it expires
 	next       time.Time // when to hand it over: expiry, or a later retry
 	checkpoint time.Time
-	at, dueAt  int // places in the queues, -1 for none
+	// inFlight says that a checkpoint was handed over since one was applied last.
+	inFlight  bool
+	at, dueAt int // places in the queues, -1 for none
 	// Ended by end, when the lease is gone or lives on; nil until somebody waits.
 	gone context.Context
 	end  context.CancelFunc
@@ -186,10 +191,10 @@ func (l *Lessor) Expired(now time.Time) []int64 {
 }
 
 // Renew makes a lease live its whole TTL from now on, and returns the TTL in
-// seconds. If the table's Remaining of the lease is not 0, a Checkpoint of 0
-// must have been applied before: else a next leader would let it expire early.
-// It fails with ErrNotPrimary, ErrNotFound, or ErrExpired, after which Gone
-// tells when to ask again.
+// seconds. It fails with ErrNotPrimary, ErrNotFound, ErrExpired, after which Gone
+// tells when to ask again, or ErrCheckpointed, after which it is to be asked again
+// when a Checkpoint of 0 is applied: else a next leader would let the lease expire
+// early.
 func (l *Lessor) Renew(id int64, now time.Time) (ttl int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -199,6 +204,9 @@ func (l *Lessor) Renew(id int64, now time.Time) (ttl int64, err error) {
 	}
 	if !tm.expiry.After(now) {
 		return 0, fmt.Errorf("renew lease %x: %w", id, ErrExpired)
+	}
+	if tm.lease.Remaining != 0 || tm.inFlight {
+		return 0, fmt.Errorf("renew lease %x: %w", id, ErrCheckpointed)
 	}
 	l.o.Metrics.renewed.Inc()
 	l.restart(tm, seconds(tm.lease.TTL), now)
@@ -282,6 +290,7 @@ func (l *Lessor) DueCheckpoints(now time.Time, limit int) []Lease {
 		rest := int64((left + time.Second - 1) / time.Second)
 		if left > 0 && rest < tm.lease.TTL {
 			out = append(out, Lease{ID: tm.lease.ID, TTL: tm.lease.TTL, Remaining: rest})
+			tm.inFlight = true
 		}
 		l.schedule(tm, now)
 	}
@@ -365,7 +374,7 @@ func (l *Lessor) checkpointed(lease Lease) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if tm := l.timers[lease.ID]; tm != nil {
-		tm.lease.Remaining = lease.Remaining
+		tm.lease.Remaining, tm.inFlight = lease.Remaining, false
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io"
 	"sync"
+
+	"google.golang.org/protobuf/proto"
 )
 
 const (
@@ -18,7 +20,7 @@ var (
 	errTooLong = errors.New("the message is too long")
 )
 
-// bodies is the memory for messages that come by POST /raft, which anybody may send many of at once. What does not fit is refused, as
+// bodies is the memory for messages that come by POST /raft, and for those before snapshots, which anybody may send many of at once. What does not fit is refused, as
 // messages may be lost. One at a time may go beyond, so that the largest message that there is gets through some time.
 type bodies struct {
 	limit int
@@ -62,6 +64,18 @@ func (s *share) release() {
 	if b.beyond == s {
 		b.beyond = nil
 	}
+}
+
+// unmarshal decodes what read returned. The elements of its lists are memory too, and far more of it than they take in body.
+func (s *share) unmarshal(body []byte, m proto.Message) error {
+	n, err := countElements(body, m)
+	if err != nil {
+		return err
+	}
+	if !s.grow(n * elementMemory) {
+		return errBodies
+	}
+	return proto.Unmarshal(body, m)
 }
 
 // read reads a whole body of at most maxFrame bytes. Its memory follows what came in; length is what the sender announced, -1 if nothing.

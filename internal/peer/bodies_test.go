@@ -125,3 +125,47 @@ func TestBodiesAreBounded(t *testing.T) {
 		t.Fatalf("one that is larger than the memory, alone: %d %q", resp.StatusCode, got)
 	}
 }
+
+// TestElementsAreMemory: what the lists of a message take when it is decoded is reckoned, and so is a message before a snapshot.
+func TestElementsAreMemory(t *testing.T) {
+	m := newTestMember(t, 1, nil)
+	m.bodies.limit = 1 << 20
+	good := []string{"X-Server-Version: 3.7.1", "X-Min-Cluster-Version: 3.0.0", "X-Etcd-Cluster-ID: abc"}
+	empty := bytes.Repeat([]byte{0x3a, 0}, 10_000)
+	snapshot, err := appendMessage(nil, msgSnap(2, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(path string, body []byte) int {
+		resp, _ := call(t, http.MethodPost, m.url+path, body, good...)
+		return resp.StatusCode
+	}
+	if status := ask("/raft", bytes.Repeat([]byte{0x3a, 0}, maxEntries+1)); status != http.StatusBadRequest {
+		t.Errorf("more entries than there can be: %d", status)
+	}
+	large := m.bodies.share()
+	if !large.grow(2 * m.bodies.limit) { // which may go beyond
+		t.Fatal("refused")
+	}
+	if status := ask("/raft", empty); status != http.StatusServiceUnavailable {
+		t.Errorf("a message that grows: %d", status)
+	}
+	if status := ask("/raft/snapshot", snapshot); status != http.StatusNoContent {
+		t.Errorf("a snapshot while there is room: %d", status)
+	}
+	rest := m.bodies.share()
+	if !rest.grow(m.bodies.limit) {
+		t.Fatal("refused")
+	}
+	if status := ask("/raft/snapshot", snapshot); status != http.StatusServiceUnavailable {
+		t.Errorf("a snapshot while there is none: %d", status)
+	}
+	large.release()
+	rest.release()
+	if status := ask("/raft", empty); status != http.StatusInternalServerError { // alone it is read, and then it is to nobody
+		t.Errorf("a message that grows, alone: %d", status)
+	}
+	if m.bodies.used != 0 || m.bodies.beyond != nil {
+		t.Errorf("%d are taken", m.bodies.used)
+	}
+}

@@ -7,13 +7,15 @@ import (
 	"io"
 
 	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // Bounds of what is read. etcd has the first one only.
 const (
 	maxFrame           = 512 << 20 // one message, or one compact MsgApp with all its entries
-	maxEntries         = 1 << 20   // of one compact MsgApp; etcd sends at most 1 MiB of entries at once, of 2 bytes or more each
+	maxEntries         = 1 << 20   // of one message, or compact MsgApp; etcd sends at most 1 MiB of entries at once, of 2 bytes or more each
 	maxSnapshotMessage = 64 << 20
 	readStep           = 64 << 10
 )
@@ -85,8 +87,70 @@ func (f *frameReader) message(into proto.Message, limit int) error {
 	if cap(b) <= keepBuffer {
 		f.buf = b[:0]
 	}
+	if len(b) > maxEntries { // else it has no more elements either
+		if _, err := countElements(b, into); err != nil {
+			return fmt.Errorf("%w: %w", errFrame, err)
+		}
+	}
 	if err := proto.Unmarshal(b, into); err != nil {
 		return fmt.Errorf("%w: %w", errFrame, err)
+	}
+	return nil
+}
+
+const (
+	// elementMemory is about what an element of a list takes when it is decoded. On the wire 2 bytes can be enough.
+	elementMemory = 128
+	// maxNesting is how deep messages may lie in each other. Those of members go to 4: message, snapshot, metadata, conf state.
+	maxNesting = 8
+)
+
+// countElements returns how many elements the lists of an encoded message of m's type have, at all depths. It fails above maxEntries.
+func countElements(b []byte, m proto.Message) (n int, err error) {
+	err = eachElement(b, m.ProtoReflect().Descriptor(), maxNesting, func(elements int) error {
+		if n += elements; n > maxEntries {
+			return fmt.Errorf("more than %d elements in lists", maxEntries)
+		}
+		return nil
+	})
+	return n, err
+}
+
+func eachElement(b []byte, d protoreflect.MessageDescriptor, depth int, found func(elements int) error) error {
+	if depth == 0 {
+		return fmt.Errorf("messages in messages, more than %d deep", maxNesting)
+	}
+	for len(b) > 0 {
+		number, wire, value := protowire.ConsumeTag(b)
+		if value < 0 {
+			return protowire.ParseError(value)
+		}
+		size := protowire.ConsumeFieldValue(number, wire, b[value:])
+		if size < 0 {
+			return protowire.ParseError(size)
+		}
+		if f := d.Fields().ByNumber(number); f != nil && (f.IsList() || f.Message() != nil) {
+			var inner []byte
+			if wire == protowire.BytesType {
+				inner, _ = protowire.ConsumeBytes(b[value:])
+			}
+			elements := 0
+			if f.IsList() {
+				elements = 1
+				if f.Message() == nil {
+					elements = max(1, len(inner)) // numbers may be packed
+				}
+			}
+			if err := found(elements); err != nil {
+				return err
+			}
+			if f.Message() != nil {
+				if err := eachElement(inner, f.Message(), depth-1, found); err != nil {
+					return err
+				}
+			}
+		}
+		b = b[value+size:]
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -158,6 +159,61 @@ func TestHostileLengths(t *testing.T) {
 	}
 }
 
+// TestManyElements: lists of many small elements take far more memory than they have bytes. They are refused before they take it.
+func TestManyElements(t *testing.T) {
+	field := func(number protowire.Number, b []byte) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), b)
+	}
+	entries := bytes.Repeat([]byte{0x3a, 0}, maxEntries+1)
+	nested := []byte(nil)
+	for range maxNesting {
+		nested = field(14, nested)
+	}
+	for name, b := range map[string][]byte{
+		"entries":       entries,
+		"responses":     bytes.Repeat([]byte{0x72, 0}, maxEntries+1),
+		"in a response": field(14, entries),
+		"voters":        field(9, field(2, field(1, bytes.Repeat([]byte{8, 1}, maxEntries+1)))),
+		"packed voters": field(9, field(2, field(1, field(1, make([]byte, maxEntries+1))))),
+		"deep":          append(make([]byte, 0, maxEntries), append(nested, field(12, make([]byte, maxEntries))...)...),
+		"cut":           append(field(12, make([]byte, maxEntries)), 0x3a),
+	} {
+		for _, of := range []struct {
+			head string
+			d    func(frameReader) decoder
+		}{
+			{"", func(f frameReader) decoder { return &messageDecoder{f} }},
+			{"\x02", func(f frameReader) decoder { return &msgAppDecoder{frameReader: f} }},
+		} {
+			frame := append(binary.BigEndian.AppendUint64([]byte(of.head), uint64(len(b))), b...)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			m, err := of.d(frameReader{r: bytes.NewReader(frame)}).decode()
+			runtime.ReadMemStats(&after)
+			if m != nil || !errors.Is(err, errFrame) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if n := int(after.TotalAlloc - before.TotalAlloc); n > 5*len(b) { // the frame, as its buffer grows
+				t.Errorf("%s: %d bytes allocated for %d received", name, n, len(b))
+			}
+		}
+	}
+	for _, c := range []struct {
+		m    *raftpb.Message
+		want int
+	}{
+		{&raftpb.Message{}, 0}, {msgApp(1, 2, 3, 4, 5, 6), 5}, {msgSnap(1, 2), 2},
+	} {
+		b, err := proto.Marshal(c.m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := countElements(b, c.m); n != c.want || err != nil {
+			t.Errorf("%v has %d elements, %v", c.m, n, err)
+		}
+	}
+}
+
 func TestWholeMsgApp(t *testing.T) {
 	e := &msgAppEncoder{}
 	full, _ := e.append(nil, msgApp(1, 2, 3, 4, 2, 5))
@@ -258,7 +314,7 @@ func FuzzSnapshotMessage(f *testing.F) {
 	b, _ := appendMessage(nil, message(raftpb.MsgSnap, 1, 2))
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, native, err := readSnapshotMessage(bytes.NewReader(b))
+		m, native, err := readSnapshotMessage((&bodies{limit: maxBodies}).share(), bytes.NewReader(b))
 		if err == nil && (m == nil || native != (b[0] >= 0x80)) {
 			t.Fatal(m, native)
 		}

@@ -40,7 +40,7 @@ func (t *Transport) serve(w http.ResponseWriter, r *http.Request) {
 	if r.Body != nil && r.Body != http.NoBody {
 		body = &patientBody{ReadCloser: r.Body, control: control, patience: t.opts.ReadTimeout}
 		r.Body = body
-		defer context.AfterFunc(t.ctx, body.end)()
+		defer context.AfterFunc(t.ctx, func() { body.end(errStopping) })()
 	}
 	w = &timedAnswer{ResponseWriter: w, control: control, patience: t.opts.WriteTimeout, body: body}
 	ctx, cancel := context.WithCancel(r.Context())
@@ -162,20 +162,17 @@ func (t *Transport) routeStream(w http.ResponseWriter, r *http.Request) {
 func (t *Transport) serveMessage(w http.ResponseWriter, r *http.Request) {
 	share := t.bodies.share()
 	defer share.release()
+	m, failed := &raftpb.Message{}, "error reading raft message"
 	body, err := share.read(r.Body, r.ContentLength)
+	if err == nil {
+		failed, err = "error unmarshalling raft message", share.unmarshal(body, m)
+	}
 	switch {
 	case errors.Is(err, errBodies):
-		t.opts.Logger.Debug("dropped a message", "from", r.Header.Get(fromHeader), "error", err)
-		w.Header().Set("Connection", "close")
-		answer(w, http.StatusServiceUnavailable, errBodies.Error())
+		t.answerBusy(w, r)
 		return
 	case err != nil:
-		answer(w, http.StatusBadRequest, "error reading raft message")
-		return
-	}
-	m := &raftpb.Message{}
-	if err := proto.Unmarshal(body, m); err != nil {
-		answer(w, http.StatusBadRequest, "error unmarshalling raft message")
+		answer(w, http.StatusBadRequest, failed)
 		return
 	}
 	err = errors.New("a snapshot comes by /raft/snapshot only")
@@ -192,6 +189,13 @@ func (t *Transport) serveMessage(w http.ResponseWriter, r *http.Request) {
 		p.receivedBytes.Add(float64(len(body)))
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// answerBusy refuses a message that there is no memory for.
+func (t *Transport) answerBusy(w http.ResponseWriter, r *http.Request) {
+	t.opts.Logger.Debug("dropped a message", "from", r.Header.Get(fromHeader), "error", errBodies)
+	w.Header().Set("Connection", "close")
+	answer(w, http.StatusServiceUnavailable, errBodies.Error())
 }
 
 func (t *Transport) serveProbe(w http.ResponseWriter, _ *http.Request) {
@@ -429,15 +433,15 @@ type patientBody struct {
 	patience time.Duration
 
 	mu    sync.Mutex
-	ended bool  // by this member: nothing is read any more
+	ended error // why this member reads nothing any more; nil while it does
 	err   error // of the last read; io.EOF when all was read
 }
 
 func (b *patientBody) Read(p []byte) (int, error) {
 	b.mu.Lock()
-	if b.ended {
-		b.mu.Unlock()
-		return 0, errStopping
+	if b.ended != nil {
+		defer b.mu.Unlock()
+		return 0, b.ended
 	}
 	_ = b.control.SetReadDeadline(time.Now().Add(b.patience))
 	b.mu.Unlock()
@@ -445,8 +449,8 @@ func (b *patientBody) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.err = err
-	if b.ended {
-		return n, errStopping
+	if b.ended != nil {
+		return n, b.ended
 	}
 	_ = b.control.SetReadDeadline(time.Time{})
 	return n, err
@@ -458,7 +462,7 @@ func (b *patientBody) answering(h http.Header) {
 	defer b.mu.Unlock()
 	switch {
 	case b.err == io.EOF:
-	case b.err != nil || b.ended:
+	case b.err != nil || b.ended != nil:
 		h.Set("Connection", "close")
 	default:
 		_ = b.control.SetReadDeadline(time.Now().Add(b.patience))
@@ -466,10 +470,10 @@ func (b *patientBody) answering(h http.Header) {
 }
 
 // end breaks off a read, and refuses those to come.
-func (b *patientBody) end() {
+func (b *patientBody) end(why error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.ended = true
+	b.ended = why
 	_ = b.control.SetReadDeadline(time.Unix(1, 0))
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/engram-kv/engram/internal/clock"
 	"go.etcd.io/raft/v3/raftpb"
 )
 
@@ -52,16 +53,19 @@ func (p *peer) readStream(k kind) {
 }
 
 // sleep waits for d by the transport's clock; it reports false if the peer is dropped meanwhile.
-func (p *peer) sleep(d time.Duration) bool {
+func (p *peer) sleep(d time.Duration) bool { return sleep(p.ctx, p.t.opts.Clock, d) }
+
+// sleep waits for d; it reports false if ctx ends before.
+func sleep(ctx context.Context, c clock.Clock, d time.Duration) bool {
 	if d <= 0 {
-		return p.ctx.Err() == nil
+		return ctx.Err() == nil
 	}
-	timer := p.t.opts.Clock.NewTimer(d)
+	timer := c.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C():
 		return true
-	case <-p.ctx.Done():
+	case <-ctx.Done():
 		return false
 	}
 }
@@ -104,7 +108,8 @@ func (p *peer) readOnce(k kind, u string) error {
 		return err
 	}
 	defer body.Close()
-	p.activity.set(true, "its "+k.String()+" stream stands")
+	p.activity.stands("its " + k.String() + " stream stands")
+	defer p.activity.fell()
 	if k == msgAppKind {
 		err = p.readMsgApps(bufio.NewReaderSize(body, msgAppBuffer))
 	} else {

@@ -147,9 +147,10 @@ func (p *peer) lost() {
 type activity struct {
 	p *peer
 
-	mu     sync.Mutex
-	since  time.Time    // zero if inactive
-	logged [2]time.Time // when it last logged turning inactive, active
+	mu      sync.Mutex
+	since   time.Time    // zero if inactive
+	streams int          // of either direction that stand
+	logged  [2]time.Time // when it last logged turning inactive, active
 }
 
 // quietTime is how long a peer that comes and goes is not logged again.
@@ -165,6 +166,33 @@ func (a *activity) activeSince() time.Time {
 func (a *activity) set(active bool, reason any) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.change(active, reason)
+}
+
+// stands notes that a stream stands, until fell.
+func (a *activity) stands(reason any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.streams++
+	a.change(true, reason)
+}
+
+func (a *activity) fell() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.streams--
+}
+
+// failed notes that a single request failed. It says nothing of a peer whose streams stand: nobody would tell that it is connected still.
+func (a *activity) failed(reason any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.streams == 0 {
+		a.change(false, reason)
+	}
+}
+
+func (a *activity) change(active bool, reason any) {
 	if active != a.since.IsZero() || active && a.p.ctx.Err() != nil {
 		return
 	}

@@ -130,6 +130,7 @@ type fakeSnapshots struct {
 	native   []bool // of Open
 	received []byte
 	form     []bool // of Receive
+	dropped  int
 	closed   int
 	hold     chan struct{} // if not nil, WriteTo waits for it after the first half
 	entered  chan struct{} // if not nil, told when Receive begins
@@ -175,7 +176,7 @@ func (o *fakeOutgoing) Close() error {
 	return nil
 }
 
-func (s *fakeSnapshots) Receive(_ context.Context, _ *raftpb.Message, native bool, body io.Reader) error {
+func (s *fakeSnapshots) Receive(_ context.Context, _ *raftpb.Message, native bool, body io.Reader) (func() error, error) {
 	if s.entered != nil {
 		s.entered <- struct{}{}
 	}
@@ -183,7 +184,14 @@ func (s *fakeSnapshots) Receive(_ context.Context, _ *raftpb.Message, native boo
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.received, s.form = b, append(s.form, native)
-	return errors.Join(err, s.recvErr)
+	return s.drop, errors.Join(err, s.recvErr)
+}
+
+func (s *fakeSnapshots) drop() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropped++
+	return nil
 }
 
 // member is a transport with its listener and everything behind it.
@@ -234,7 +242,8 @@ func newTestMember(t *testing.T, id uint64, change func(*Options)) *testMember {
 		MemberID: id, ClusterID: testCluster, Version: "3.7.3", Engram: "0.1.0", SnapshotVersion: 2, PeerURLs: []string{m.url},
 		Raft: m.raft, Services: m.services, Snapshots: m.snaps,
 		OnRemoved: func(err error) { m.removed <- err }, RedialInterval: 10 * time.Millisecond, ProbeInterval: 50 * time.Millisecond,
-		Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
+		SnapshotPause: time.Millisecond,
+		Logger:        slog.New(slog.NewTextHandler(testWriter{t}, nil)),
 	}
 	if change != nil {
 		change(&o)

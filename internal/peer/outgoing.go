@@ -94,7 +94,8 @@ func (o *outgoing) write(w http.ResponseWriter, r *http.Request) error {
 	if err := o.flush(w, nil); err != nil {
 		return err
 	}
-	o.p.activity.set(true, "it reads its "+o.kind.String()+" stream")
+	o.p.activity.stands("it reads its " + o.kind.String() + " stream")
+	defer o.p.activity.fell()
 	var buf []byte
 	heartbeat := func() error {
 		b, err := enc.append(nil, nil)

@@ -49,12 +49,13 @@ type Snapshots interface {
 	// Open pins a moment of this member to send; native asks for Engram's own form. The message of what it returns
 	// takes the place of m. At most one is open for each member.
 	Open(ctx context.Context, m *raftpb.Message, native bool) (Outgoing, error)
-	// Receive reads body to its end and stores it durably. The transport gives m to Raft afterwards. It is never called
-	// concurrently. ctx ends when the sender goes away or the transport is closed.
-	Receive(ctx context.Context, m *raftpb.Message, native bool, body io.Reader) error
+	// Receive reads body to its end and stores it durably. The transport gives m to Raft afterwards, and calls drop if raft does not
+	// take it. It is never called concurrently. ctx ends when the sender goes away, when a leader of a later term sends one, or when
+	// the transport is closed.
+	Receive(ctx context.Context, m *raftpb.Message, native bool, body io.Reader) (drop func() error, err error)
 }
 
-// Outgoing is a snapshot to be sent. Its methods are called by one goroutine, Close last and always.
+// Outgoing is a snapshot to be sent. Its methods are called one at a time, Close last, once and always.
 type Outgoing interface {
 	Message() *raftpb.Message
 	WriteTo(w io.Writer) (int64, error)
@@ -155,6 +156,7 @@ type Options struct {
 	RedialInterval time.Duration // at least so long between two dials of one stream; default 100ms
 	ProbeInterval  time.Duration // default 4s
 	SnapshotStall  time.Duration // a write of a snapshot that takes longer ends the sending; default 30s
+	SnapshotPause  time.Duration // after a snapshot that could not be sent, twice as long after each more up to 30 times; default 1s
 }
 
 func (o Options) withDefaults() Options {
@@ -165,6 +167,7 @@ func (o Options) withDefaults() Options {
 	o.RedialInterval = cmp.Or(o.RedialInterval, 100*time.Millisecond)
 	o.ProbeInterval = cmp.Or(o.ProbeInterval, 4*time.Second)
 	o.SnapshotStall = cmp.Or(o.SnapshotStall, 30*time.Second)
+	o.SnapshotPause = cmp.Or(o.SnapshotPause, time.Second)
 	if o.Clock == nil {
 		o.Clock = clock.Real()
 	}

@@ -81,7 +81,7 @@ func (p *peer) post(m *raftpb.Message) {
 		return
 	}
 	p.urls.failed(u)
-	p.activity.set(false, err)
+	p.activity.failed(err)
 	p.lost()
 }
 

@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -9,9 +10,11 @@ import (
 	"net/http"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/engram-kv/engram/internal/clock"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 )
@@ -116,6 +119,9 @@ func TestSnapshotFails(t *testing.T) {
 				defer b.snaps.mu.Unlock()
 				return len(b.snaps.form) > 0 == tc.received
 			})
+			if dropped := map[bool]int{true: 1}[name == "raft"]; b.snaps.dropped != dropped {
+				t.Fatalf("dropped %d times", b.snaps.dropped)
+			}
 			if len(b.raft.got) != 0 || len(a.removed) != 0 { // the 403 comes from no cluster
 				t.Fatal(b.raft.got, len(a.removed))
 			}
@@ -251,11 +257,7 @@ func TestCloseDuringUpload(t *testing.T) {
 // TestRemovedDuringSend: a member that is dropped takes its snapshot along, also while the snapshot is being sent.
 func TestRemovedDuringSend(t *testing.T) {
 	a := newTestMember(t, 1, nil)
-	silent := newServer(t, func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		<-r.Context().Done()
-	})
-	a.SetMembers([]Member{{ID: 2, PeerURLs: []string{silent}}}, nil)
+	a.SetMembers([]Member{{ID: 2, PeerURLs: []string{unanswered(t)}}}, nil)
 	a.Send([]*raftpb.Message{msgSnap(1, 2)})
 	waitFor(t, "the sending", func() bool {
 		a.snaps.mu.Lock()
@@ -269,4 +271,153 @@ func TestRemovedDuringSend(t *testing.T) {
 		defer a.snaps.mu.Unlock()
 		return a.snaps.closed == 1
 	})
+}
+
+// TestLaterTerm: a leader that was deposed does not shut out the next one with what it still sends.
+func TestLaterTerm(t *testing.T) {
+	m := newTestMember(t, 1, func(o *Options) { o.ReadTimeout = time.Hour })
+	m.snaps.entered = make(chan struct{}, 2)
+	conn := rawUpload(t, m) // of term 3
+	<-m.snaps.entered
+	of := func(term uint64) (int, string) {
+		snap := msgSnap(2, 1)
+		snap.Term = &term
+		head, err := appendMessage(nil, snap)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, text := call(t, "POST", m.url+"/raft/snapshot", head, "X-Server-Version: 3.7.1", "X-Min-Cluster-Version: 3.0.0", "X-Etcd-Cluster-ID: abc")
+		return resp.StatusCode, text
+	}
+	for _, term := range []uint64{2, 3} {
+		if status, text := of(term); status != http.StatusInternalServerError || !strings.Contains(text, errReceiving.Error()) {
+			t.Fatalf("of term %d: %d %q", term, status, text)
+		}
+	}
+	if status, text := of(4); status != http.StatusNoContent {
+		t.Fatalf("of a later term: %d %q", status, text)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, _ := io.ReadAll(resp.Body)
+	if resp.StatusCode != http.StatusInternalServerError || !strings.Contains(string(text), errSuperseded.Error()) {
+		t.Fatalf("the one before: %d %q", resp.StatusCode, text)
+	}
+	if len(m.raft.got) != 1 || m.raft.got[0].GetTerm() != 4 {
+		t.Fatal(m.raft.got)
+	}
+}
+
+// unanswered is a peer that takes a snapshot and does not say so.
+func unanswered(t *testing.T) string {
+	return newServer(t, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	})
+}
+
+// TestDeposed: what this member sends as a leader ends when it follows another.
+func TestDeposed(t *testing.T) {
+	a := newTestMember(t, 1, func(o *Options) { o.SnapshotPause = time.Hour })
+	a.SetMembers([]Member{{ID: 2, PeerURLs: []string{unanswered(t)}}}, nil)
+	a.Send([]*raftpb.Message{msgSnap(1, 2)})
+	ask := message(raftpb.MsgPreVote, 1, 2)
+	ask.Term = proto.Uint64(4)
+	a.Send([]*raftpb.Message{ask})
+	if n := a.sender.newest.Load(); n != 3 {
+		t.Fatalf("a vote that may never be cast makes term %d", n)
+	}
+	heard := message(raftpb.MsgAppResp, 1, 77)
+	heard.Term = proto.Uint64(4)
+	a.Send([]*raftpb.Message{heard})
+	a.raft.wait(t, "the report", func() bool { return len(a.raft.snapshots[2]) == 1 })
+	if a.raft.snapshots[2][0] {
+		t.Fatal("it is said to have arrived")
+	}
+}
+
+// TestSnapshotPause: one that could not be sent is not prepared again with the next heartbeat.
+func TestSnapshotPause(t *testing.T) {
+	fake := clock.NewFake(time.Unix(1_000_000, 0))
+	a := newTestMember(t, 1, func(o *Options) { o.Clock, o.SnapshotPause = fake, time.Second })
+	var refuse atomic.Bool
+	other := newServer(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if refuse.Load() {
+			http.Error(w, "no", http.StatusInternalServerError)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	a.SetMembers([]Member{{ID: 2, PeerURLs: []string{other}}}, nil)
+	opened := func() int {
+		a.snaps.mu.Lock()
+		defer a.snaps.mu.Unlock()
+		return len(a.snaps.native)
+	}
+	reports := 0
+	send := func(ok bool, pause time.Duration) {
+		t.Helper()
+		refuse.Store(!ok)
+		before := opened()
+		a.Send([]*raftpb.Message{msgSnap(1, 2)})
+		if !ok {
+			waitFor(t, "the pause", func() bool {
+				a.sender.mu.Lock()
+				defer a.sender.mu.Unlock()
+				return a.sender.pauses[2] == pause
+			})
+			fake.WaitAlarms(1)
+			a.Send([]*raftpb.Message{msgSnap(1, 2)}) // raft has not been told, and asks no more
+			fake.Advance(pause - 1)
+			fake.WaitAlarms(1)
+			a.raft.mu.Lock()
+			early := len(a.raft.snapshots[2]) - reports
+			a.raft.mu.Unlock()
+			if n := opened() - before; n != 1 || early != 0 {
+				t.Fatalf("in the pause %d are opened and %d reported", n, early)
+			}
+			fake.Advance(1)
+		}
+		reports++
+		a.raft.wait(t, "the report", func() bool { return len(a.raft.snapshots[2]) == reports })
+		if a.raft.snapshots[2][reports-1] != ok {
+			t.Fatalf("report %d is %t", reports, !ok)
+		}
+	}
+	for _, seconds := range []int{1, 2, 4, 8, 16, 30} {
+		send(false, time.Duration(seconds)*time.Second)
+	}
+	if longest := a.sender.pause(2); longest != 30*time.Second {
+		t.Fatalf("then %v", longest)
+	}
+	send(true, 0)
+	send(false, time.Second)
+}
+
+// TestSilentReceivers: who takes a snapshot and never says so holds up nobody else.
+func TestSilentReceivers(t *testing.T) {
+	a, b := newTestMember(t, 1, nil), newTestMember(t, 9, nil)
+	a.snaps.body = []byte("0123456789")
+	members := []Member{b.member()}
+	for id := uint64(2); id < 2+snapshotsAtOnce; id++ {
+		members = append(members, Member{ID: id, PeerURLs: []string{unanswered(t)}})
+	}
+	a.SetMembers(members, nil)
+	for id := uint64(2); id < 2+snapshotsAtOnce; id++ {
+		a.Send([]*raftpb.Message{msgSnap(1, id)})
+	}
+	waitFor(t, "them to be sent", func() bool {
+		a.snaps.mu.Lock()
+		defer a.snaps.mu.Unlock()
+		return a.snaps.closed == snapshotsAtOnce // what is pinned is not pinned until they answer
+	})
+	a.Send([]*raftpb.Message{msgSnap(1, 9)})
+	a.raft.wait(t, "the report", func() bool { return len(a.raft.snapshots[9]) == 1 })
+	if !a.raft.snapshots[9][0] {
+		t.Fatal("it failed")
+	}
 }

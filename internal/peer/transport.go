@@ -30,7 +30,7 @@ type Transport struct {
 
 	bodies    bodies // of single messages being read
 	sender    snapshotSender
-	receiving chan struct{} // capacity 1; held while a snapshot is received
+	receiving receiving
 
 	life   sync.Mutex // covers closed, and adding to wg
 	closed bool
@@ -51,7 +51,7 @@ func New(o Options) *Transport {
 		panic(fmt.Sprintf("peer: Options.Version %q: %v", o.Version, err))
 	}
 	t := &Transport{
-		opts: o, version: v, receiving: make(chan struct{}, 1), bodies: bodies{limit: maxBodies},
+		opts: o, version: v, bodies: bodies{limit: maxBodies},
 		peers: map[uint64]*peer{}, remotes: map[uint64]*peer{},
 		streamClient:   dialing{o.TLS, o.DialTimeout, o.ReadTimeout, o.WriteTimeout, -1}.httpClient(),
 		requestClient:  dialing{o.TLS, o.DialTimeout, 0, o.WriteTimeout, bulkWorkers + 2}.httpClient(),
@@ -59,7 +59,7 @@ func New(o Options) *Transport {
 	}
 	t.headers = t.requestHeaders()
 	t.ctx, t.cancel = context.WithCancel(context.Background())
-	t.sender = snapshotSender{t: t, busy: map[uint64]bool{}}
+	t.sender = snapshotSender{t: t, jobs: map[uint64]*snapshotJob{}, pauses: map[uint64]time.Duration{}}
 	return t
 }
 
@@ -212,6 +212,7 @@ func (t *Transport) Send(msgs []*raftpb.Message) {
 			continue
 		}
 		p := t.receiver(m.GetTo())
+		t.sender.saw(m)
 		switch {
 		case p == nil:
 		case m.GetType() == raftpb.MsgSnap:

@@ -210,9 +210,24 @@ func newServer(t *testing.T, f http.HandlerFunc) string {
 }
 
 // TestStalledMsgApp has a peer that does not read its entries: Send does not wait, heartbeats arrive, others are not delayed, the
-// queue is bounded, and the stream ends.
+// queue is bounded, and the stream ends. A machine that stands still itself for the time of a write is given more.
 func TestStalledMsgApp(t *testing.T) {
-	all := cluster(t, 2, func(o *Options) { o.WriteTimeout = 300 * time.Millisecond })
+	for limit := 300 * time.Millisecond; ; limit *= 2 {
+		err := stalledMsgApp(t, limit)
+		if err == nil {
+			return
+		}
+		if limit > patience/8 {
+			t.Fatal(err)
+		}
+		t.Logf("with %v: %v", limit, err)
+	}
+}
+
+// stalledMsgApp fails if another stream ended than the one that stood still.
+func stalledMsgApp(t *testing.T, limit time.Duration) error {
+	t.Helper()
+	all := cluster(t, 2, func(o *Options) { o.WriteTimeout = limit })
 	a, b := all[0], all[1]
 	stuck := newTestMember(t, 3, nil) // it listens, but never dials: its streams are ours
 	a.SetMembers([]Member{a.member(), b.member(), stuck.member()}, nil)
@@ -242,12 +257,26 @@ func TestStalledMsgApp(t *testing.T) {
 	if waiting > streamBulk.bytes {
 		t.Fatalf("%d bytes wait", waiting)
 	}
-	b.raft.wait(t, "the other peer's messages", func() bool { return len(b.raft.got) == 2*rounds })
+	lost := 0
+	waitFor(t, "the other peer's messages", func() bool {
+		a.raft.mu.Lock()
+		lost = a.raft.unreachable[2]
+		a.raft.mu.Unlock()
+		b.raft.mu.Lock()
+		defer b.raft.mu.Unlock()
+		return lost > 0 || len(b.raft.got) == 2*rounds
+	})
+	if lost > 0 {
+		return fmt.Errorf("the other peer lost messages %d times", lost)
+	}
 	d := &messageDecoder{frameReader{r: heard.Body}}
 	for n := 0; n < rounds; {
 		m, err := d.decode()
-		if err != nil || m != nil && m.GetType() != raftpb.MsgHeartbeat {
-			t.Fatal(m, err)
+		if err != nil {
+			return fmt.Errorf("after %d heartbeats: %w", n, err)
+		}
+		if m != nil && m.GetType() != raftpb.MsgHeartbeat {
+			t.Fatal(m)
 		}
 		if m != nil {
 			n++
@@ -262,8 +291,9 @@ func TestStalledMsgApp(t *testing.T) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.attached[messageKind] == nil {
-		t.Fatal("the message stream went with it")
+		return errors.New("the message stream went with it")
 	}
+	return nil
 }
 
 // TestNewestStreamWins opens the same stream again.
@@ -520,6 +550,26 @@ func TestInactive(t *testing.T) {
 	c.Start()
 	a.SetMembers([]Member{c.member()}, nil)
 	waitFor(t, "the peer to be active", func() bool { return a.ActiveSince(2).After(first) })
+}
+
+// TestFailedRequest: a single request that fails says nothing of a peer whose streams stand.
+func TestFailedRequest(t *testing.T) {
+	all := cluster(t, 2, nil)
+	a, b := all[0], all[1]
+	b.setDeny(func(r *http.Request) int {
+		if r.Method == http.MethodPost {
+			return http.StatusInternalServerError
+		}
+		return 0
+	})
+	since := a.ActiveSince(2)
+	large := message(raftpb.MsgProp, 1, 2)
+	large.Entries = []*raftpb.Entry{{Data: make([]byte, bulkFrame)}}
+	a.Send([]*raftpb.Message{large, msgSnap(1, 2)})
+	a.raft.wait(t, "both reports", func() bool { return a.raft.unreachable[2] == 2 })
+	if got := a.ActiveSince(2); since.IsZero() || !got.Equal(since) {
+		t.Fatalf("active since %v, before since %v", got, since)
+	}
 }
 
 // TestReversed puts a leader's batch that came backwards in order.

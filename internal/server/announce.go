@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -76,7 +77,10 @@ func (a *announcer) belong(ctx context.Context) error {
 func (a *announcer) try(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.requestTimeout)
 	defer cancel()
-	if m := a.root().Member(a.self); m.Name == a.name && slices.Equal(m.ClientURLs, a.clientURLs) {
+	switch m := a.root().Member(a.self); {
+	case m == nil:
+		return errors.New("it is in the table of members no more")
+	case m.Name == a.name && slices.Equal(m.ClientURLs, a.clientURLs):
 		return a.caughtUp(ctx)
 	}
 	return a.propose(ctx, command.KindClusterMemberAttrSet, &membershippb.ClusterMemberAttrSetRequest{

@@ -102,6 +102,29 @@ func TestAnnounceEnds(t *testing.T) {
 	}
 }
 
+// TestAnnounceOfAMemberRemovedMeanwhile: between the look whether it belongs and the try, a snapshot may take this member away.
+func TestAnnounceOfAMemberRemovedMeanwhile(t *testing.T) {
+	c := newFakeCluster(t, "1 2")
+	a := announcerOf(c, make(chan error))
+	looks := 0
+	a.root = func() *member.Root {
+		if looks++; looks == 2 {
+			c.apply(func(b *storage.Batch) error {
+				_, err := c.table.ApplyConfChange(b, member.RemoveChange(0, 2))
+				return err
+			})
+		}
+		return c.Root()
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- a.announce(t.Context()) }()
+	c.clock.WaitAlarms(1)
+	c.clock.Advance(a.pause)
+	if err := <-ended; !errors.Is(err, ErrRemoved) {
+		t.Error(err)
+	}
+}
+
 func TestDeparture(t *testing.T) {
 	for _, c := range []struct {
 		what string

@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	flips    = flag.Int("flips", 200, "bits to flip in TestBitFlips")
+	flips    = flag.Int("flips", 120, "bits to flip in TestBitFlips")
 	flipSeed = flag.Uint64("flipseed", 1, "seed of TestBitFlips")
 )
 
@@ -31,6 +31,7 @@ var (
 // refuses to go on and names the file. It never serves anything else, and never
 // ends without saying why.
 func TestBitFlips(t *testing.T) {
+	t.Parallel()
 	n := *flips
 	rng := rand.New(rand.NewPCG(*flipSeed, 0))
 	seen := map[string]int{}

@@ -2,13 +2,18 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -110,6 +115,25 @@ func dialMembers(t *testing.T, members ...*clusterMember) *clientv3.Client {
 	return cli
 }
 
+// waitServes waits until a linearizable read is answered: a member that has just been started, or a cluster that has just lost one, has no
+// leader for a while, and the client repeats no put.
+func waitServes(ctx context.Context, t *testing.T, cli *clientv3.Client) {
+	t.Helper()
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	for {
+		_, err := cli.Get(ctx, "k")
+		if err == nil {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("no linearizable read is answered: %v", err)
+		}
+	}
+}
+
 // TestThreeMembers founds a cluster of three, writes at each, loses one and gets it back.
 func TestThreeMembers(t *testing.T) {
 	var members []*clusterMember
@@ -123,6 +147,7 @@ func TestThreeMembers(t *testing.T) {
 	defer cancel()
 	for i, m := range members {
 		cli := dialMembers(t, m)
+		waitServes(ctx, t, cli)
 		key := fmt.Sprintf("k%d", i)
 		if _, err := cli.Put(ctx, key, "v"); err != nil {
 			t.Fatalf("put at %s: %v", m.name, err)
@@ -136,23 +161,27 @@ func TestThreeMembers(t *testing.T) {
 	// One may be lost, two not: then only reads that ask nobody are answered.
 	cli := dialMembers(t, members[0])
 	members[2].close()
+	waitServes(ctx, t, cli) // it may have led
 	if _, err := cli.Put(ctx, "one-lost", "v"); err != nil {
 		t.Fatalf("put with one of three lost: %v", err)
 	}
 	members[1].close()
-	hasty, cancel2 := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel2()
-	if _, err := cli.Put(hasty, "two-lost", "v"); err == nil {
-		t.Fatal("put with two of three lost was acknowledged")
-	}
-	if _, err := cli.Get(hasty, "k0"); err == nil {
-		t.Fatal("linearizable get with two of three lost was answered")
+	for what, call := range map[string]func(context.Context) error{
+		"a put":              func(ctx context.Context) error { _, err := cli.Put(ctx, "two-lost", "v"); return err },
+		"a linearizable get": func(ctx context.Context) error { _, err := cli.Get(ctx, "k0"); return err },
+	} {
+		hasty, cancel := context.WithTimeout(ctx, 2*time.Second)
+		if err := call(hasty); err == nil {
+			t.Fatalf("%s with two of three lost was answered", what)
+		}
+		cancel()
 	}
 	got, err := cli.Get(ctx, "one-lost", clientv3.WithSerializable())
 	if err != nil || len(got.Kvs) != 1 {
 		t.Fatalf("serializable get with two of three lost: %v, %v", got, err)
 	}
 	members[1].start(members, "new")
+	waitServes(ctx, t, cli)
 	if _, err := cli.Put(ctx, "back", "v"); err != nil {
 		t.Fatalf("put after one came back: %v", err)
 	}
@@ -177,7 +206,9 @@ func TestTokenAtOtherMembers(t *testing.T) {
 	defer cancel()
 	var clients []*clientv3.Client
 	for _, m := range members {
-		clients = append(clients, dialMembers(t, m))
+		cli := dialMembers(t, m)
+		waitServes(ctx, t, cli)
+		clients = append(clients, cli)
 	}
 	for _, f := range []func() error{
 		func() error { _, err := clients[0].UserAdd(ctx, "root", "secret"); return err },
@@ -218,12 +249,15 @@ func TestSnapshotToNewMember(t *testing.T) {
 	}
 	first.close() // flushes, so that the log can be cut
 	first.start([]*clusterMember{first}, "new")
+	waitServes(ctx, t, cli)
 	for i := range 50 {
 		if _, err := cli.Put(ctx, fmt.Sprintf("l%03d", i), "v"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	second := newClusterMember(t, "m1")
+	earlier := &earlierSnapshot{FS: vfs.Default}
+	second.seams.FS = earlier
 	added, err := cli.MemberAddAsLearner(ctx, []string{second.peer})
 	if err != nil {
 		t.Fatal(err)
@@ -233,6 +267,21 @@ func TestSnapshotToNewMember(t *testing.T) {
 	got, err := watcher.Get(ctx, "k", clientv3.WithPrefix(), clientv3.WithSerializable(), clientv3.WithCountOnly())
 	if err != nil || got.Count != 200 {
 		t.Fatalf("at the learner: %v, %v", got, err)
+	}
+	path := earlier.path.Load()
+	if path == nil {
+		t.Fatal("no snapshot came")
+	}
+	for look := time.NewTicker(time.Millisecond); ; { // its deletion tells nobody
+		if _, err := os.Stat(*path); errors.Is(err, fs.ErrNotExist) {
+			look.Stop()
+			break
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			t.Fatalf("%s is still there", *path)
+		}
 	}
 	for {
 		_, err := cli.MemberPromote(ctx, added.Member.ID)
@@ -267,6 +316,23 @@ func TestSnapshotToNewMember(t *testing.T) {
 	}
 }
 
+// earlierSnapshot puts a snapshot that raft did not take beside the one that comes in.
+type earlierSnapshot struct {
+	vfs.FS
+	path atomic.Pointer[string]
+}
+
+func (e *earlierSnapshot) Rename(from, to string) error {
+	if strings.HasPrefix(filepath.Base(to), "snapshot-") {
+		path := filepath.Join(filepath.Dir(to), fmt.Sprintf("snapshot-%016x-%016x", 1, 1))
+		if err := e.FS.MkdirAll(filepath.Join(path, "store"), 0o700); err != nil {
+			return err
+		}
+		e.path.Store(&path)
+	}
+	return e.FS.Rename(from, to)
+}
+
 // TestForceNewCluster makes one survivor of three a cluster of its own, which then grows again.
 func TestForceNewCluster(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
@@ -279,6 +345,7 @@ func TestForceNewCluster(t *testing.T) {
 		m.start(members, "new")
 	}
 	cli := dialMembers(t, members[0])
+	waitServes(ctx, t, cli)
 	if _, err := cli.Put(ctx, "kept", "v"); err != nil {
 		t.Fatal(err)
 	}
@@ -287,6 +354,7 @@ func TestForceNewCluster(t *testing.T) {
 	}
 	survivor := members[0]
 	survivor.start(members, "new", "--force-new-cluster")
+	waitServes(ctx, t, cli)
 	if _, err := cli.Put(ctx, "alone", "v"); err != nil {
 		t.Fatal(err)
 	}

@@ -70,6 +70,7 @@ func (m *Member) newChecker() *leader.Checker {
 		Hash: func(ctx context.Context, revision int64) (leader.Hash, bool, error) {
 			return m.settledHash(ctx, revision)
 		},
+		Stands: m.stands,
 		Compactions: func() []leader.Hash {
 			var out []leader.Hash
 			for _, h := range m.machine().Keys().CompactionHashes() {
@@ -91,6 +92,12 @@ func (m *Member) newChecker() *leader.Checker {
 		},
 		Every: m.cfg.CorruptCheckTime, CompactEvery: every, Clock: m.clock, Logger: m.log, Checked: m.timed.check.checked,
 	})
+}
+
+// stands is how far this member has come.
+func (m *Member) stands() leader.Standing {
+	root := m.machine().Root()
+	return leader.Standing{Revision: root.Revision(), CompactRevision: root.CompactRevision()}
 }
 
 // otherMembers are the IDs of all members but this one.
@@ -204,6 +211,10 @@ func (m *Member) checkInitially(ctx context.Context, hash ownHash) error {
 		if len(differ) == 0 || len(differ) < agree {
 			for _, d := range differ {
 				m.log.Error("another member's keys differ, and the majority has those of this one", "difference", d)
+			}
+			if agree == 1 {
+				m.log.Info("no other member had keys to compare with those of this one")
+				return nil
 			}
 			m.timed.check.checked(checkInitial, 0)
 			m.log.Info("keys are those of the other members", "compared", agree-1)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -35,6 +37,7 @@ func (g *gate) Handle(ctx context.Context, r slog.Record) error {
 // TestInitialCheckBesideCalls: a member with more data than is read before it serves compares itself beside the first calls. Held in the
 // midst of that, it serves; if it differs, it ends for that reason, and otherwise goes on.
 func TestInitialCheckBesideCalls(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, held string
 		spoil      bool
@@ -133,5 +136,47 @@ func spoil(t *testing.T, dir, key string) {
 	}
 	if err := errors.Join(iter.Error(), iter.Close(), s.Commit(b), s.Close()); err != nil || !found {
 		t.Fatalf("spoiling %s: %v, found %t", key, err, found)
+	}
+}
+
+// TestInitialCheckAlone: a member whose peers are away compares with nobody, and does not count that.
+func TestInitialCheckAlone(t *testing.T) {
+	all := []*clusterMember{newClusterMember(t, "a"), newClusterMember(t, "b")}
+	for _, m := range all {
+		m.start(all, "new")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := dialMembers(t, all...).Put(ctx, "key", "v"); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all {
+		m.close()
+	}
+	open := make(chan struct{})
+	close(open)
+	compared := &gate{slog.NewTextHandler(testWriter{t, "a"}, nil), "keys are those of the other members", make(chan struct{}, 10), open}
+	alone := &gate{compared, "no other member had keys to compare with those of this one", make(chan struct{}, 10), open}
+	all[0].log = slog.New(alone)
+	all[0].start(all, "new")
+	select {
+	case <-alone.reached:
+	case <-compared.reached:
+		t.Error("it compared with a member that is away")
+	case <-ctx.Done():
+		t.Fatal("it does not check")
+	}
+	all[1].start(all, "new")
+	if _, err := dialMembers(t, all[0]).Put(ctx, "both", "v"); err != nil {
+		t.Fatal(err)
+	}
+	r, err := http.Get(all[0].client + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if want := `engram_hash_checks_total{kind="initial",result="equal"} 0`; err != nil || !strings.Contains(string(body), want) {
+		t.Errorf("the metrics lack %s (%v)", want, err)
 	}
 }

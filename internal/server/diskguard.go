@@ -15,6 +15,7 @@ import (
 
 	"github.com/engram-kv/engram/internal/clock"
 	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/raftlog"
 	"github.com/engram-kv/engram/internal/state"
 )
 
@@ -29,9 +30,13 @@ import (
 // the physical work of compactions, and for another segment of the log, should
 // those that are there already be full. Even where that is too little nothing is
 // lost: Pebble tries again what found no space, and the log holds it till then.
+//
+// With --wal-dir there is another one, of the log's disk, which has less to keep:
+// what makes space in the store costs it an entry, and gives it nothing back.
 type diskGuard struct {
 	fs      vfs.FS
 	dir     string
+	ofLog   bool   // dir holds the log alone
 	reserve uint64 // bytes; 0 means no guard
 	log     *slog.Logger
 	refusal atomic.Pointer[error] // nil while writes pass
@@ -45,13 +50,25 @@ const diskPoll = 200 * time.Millisecond
 // newDiskGuard returns a guard that has looked once. A reserve that was not
 // asked for is never more than a tenth of the disk, so that small disks work.
 func newDiskGuard(fs vfs.FS, dir string, reserve int64, asked bool, log *slog.Logger) (*diskGuard, error) {
-	g := &diskGuard{fs: fs, dir: dir, reserve: uint64(max(reserve, 0)), log: log}
+	return (&diskGuard{fs: fs, dir: dir, reserve: uint64(max(reserve, 0)), log: log}).begin(asked)
+}
+
+// logReserve is the most that is kept on a disk of the log alone, of which the
+// last quarter is for one more segment.
+const logReserve = 4 * raftlog.DefaultSegmentBytes
+
+// newLogGuard is newDiskGuard for a directory that holds the log alone.
+func newLogGuard(fs vfs.FS, dir string, reserve int64, asked bool, log *slog.Logger) (*diskGuard, error) {
+	return (&diskGuard{fs: fs, dir: dir, ofLog: true, reserve: uint64(min(max(reserve, 0), logReserve)), log: log}).begin(asked)
+}
+
+func (g *diskGuard) begin(asked bool) (*diskGuard, error) {
 	if g.reserve == 0 {
 		return g, nil
 	}
-	u, err := fs.GetDiskUsage(dir)
+	u, err := g.fs.GetDiskUsage(g.dir)
 	if err != nil {
-		return nil, fmt.Errorf("free space of %s: %w", dir, err)
+		return nil, fmt.Errorf("free space of %s: %w", g.dir, err)
 	}
 	if !asked {
 		g.reserve = min(g.reserve, u.TotalBytes/10)
@@ -131,6 +148,9 @@ func (g *diskGuard) wants(c *command.Command, r reckoner) uint64 {
 	if cost := state.Cost(c); cost > state.ReserveLastCost || cost > 0 && !r.Overwrites(c) {
 		return never
 	}
+	if g.ofLog {
+		return 2 * g.floor() // the records of what is deleted lie elsewhere
+	}
 	return g.floor() + max(g.floor(), 2*uint64(r.DeleteCost(c)))
 }
 
@@ -180,8 +200,36 @@ func (g *diskGuard) judge(avail uint64) {
 }
 
 func (g *diskGuard) refuse(avail uint64) {
+	cure := "free space there, or delete keys and compact"
+	if g.ofLog {
+		cure = "it holds the raft log: free space there"
+	}
 	err := status.Errorf(codes.ResourceExhausted,
-		"etcdserver: mvcc: database space exceeded: the disk of %s has %s free, the reserve is %s: free space there, or delete keys and compact; writes resume by themselves",
-		g.dir, humanize.IBytes(avail), humanize.IBytes(g.reserve))
+		"etcdserver: mvcc: database space exceeded: the disk of %s has %s free, the reserve is %s: %s; writes resume by themselves",
+		g.dir, humanize.IBytes(avail), humanize.IBytes(g.reserve), cure)
 	g.refusal.Store(&err)
+}
+
+// diskGuards are those of every disk that a write needs.
+type diskGuards []*diskGuard
+
+// first returns the first error that a guard has.
+func (gs diskGuards) first(ask func(*diskGuard) error) error {
+	for _, g := range gs {
+		if err := ask(g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Gate is diskGuard's, of the first disk that refuses.
+func (gs diskGuards) Gate() error { return gs.first((*diskGuard).Gate) }
+
+// LastGate is diskGuard's, of the first disk that refuses.
+func (gs diskGuards) LastGate() error { return gs.first((*diskGuard).LastGate) }
+
+// Pass is diskGuard's: every disk must let the entry pass.
+func (gs diskGuards) Pass(data []byte, r reckoner) error {
+	return gs.first(func(g *diskGuard) error { return g.Pass(data, r) })
 }

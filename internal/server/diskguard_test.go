@@ -3,17 +3,21 @@ package server
 import (
 	"errors"
 	"log/slog"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/raftlog"
 )
 
 // fullFS is a disk of which so much is free.
@@ -24,6 +28,68 @@ type fullFS struct {
 
 func (fs *fullFS) GetDiskUsage(string) (vfs.DiskUsage, error) {
 	return vfs.DiskUsage{AvailBytes: fs.free.Load(), TotalBytes: 1 << 40}, nil
+}
+
+// twoDisks has one disk for a directory and another for the rest, of which so much is free.
+type twoDisks struct {
+	vfs.FS
+	dir        string
+	free, rest atomic.Uint64
+}
+
+func (fs *twoDisks) GetDiskUsage(path string) (vfs.DiskUsage, error) {
+	free := &fs.rest
+	if path == fs.dir {
+		free = &fs.free
+	}
+	return vfs.DiskUsage{AvailBytes: free.Load(), TotalBytes: 1 << 40}, nil
+}
+
+// TestDiskGuardOfTheLog: with --wal-dir the log's disk counts as well, by a reserve of its own.
+func TestDiskGuardOfTheLog(t *testing.T) {
+	dir, wal := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "wal")
+	fs := &twoDisks{FS: vfs.Default, dir: wal}
+	fs.rest.Store(1 << 30)
+	fs.free.Store(logReserve)
+	m, err := tryStartWith(t, dir, slog.New(slog.DiscardHandler), Seams{FS: fs}, "--wal-dir="+wal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop(t, m)
+	c := client(t, m)
+	if _, err = c.Put(t.Context(), "a", "1"); err != nil {
+		t.Fatal(err)
+	}
+	fs.free.Store(logReserve - 1)
+	for m.guards.Gate() == nil {
+		if t.Context().Err() != nil {
+			t.Fatal("the guard does not look at the log's disk")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	_, err = c.Put(t.Context(), "new", "1")
+	if status.Code(err) != codes.ResourceExhausted && !errors.Is(err, rpctypes.ErrNoSpace) || !strings.Contains(err.Error(), "the disk of "+wal) || strings.Contains(err.Error(), "compact") {
+		t.Errorf("a put with the log's disk full: %v", err)
+	}
+	// A delete of however many is one entry there.
+	data, err := command.AppendMessage(nil, command.KindDeleteRange, command.Header{ID: 1}, &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte("b")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.guards.Pass(data, reckoned(1<<30)); err != nil {
+		t.Errorf("a delete: %v", err)
+	}
+	if m.guard.Gate() != nil {
+		t.Error("the store's disk counts as full")
+	}
+	ofLog := m.guards[1]
+	for free, want := range map[uint64]bool{raftlog.DefaultSegmentBytes - 1: false, raftlog.DefaultSegmentBytes: true} {
+		g := diskGuards{m.guard, {dir: wal, ofLog: true, reserve: ofLog.reserve, log: ofLog.log}}
+		g[1].judge(free)
+		if (g.LastGate() == nil) != want {
+			t.Errorf("with %d free on the log's disk appends pass: %t", free, !want)
+		}
+	}
 }
 
 // reckoned is a reckoner: deletes cost so much, and the key "there" exists.

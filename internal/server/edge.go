@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -18,6 +19,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/engram-kv/engram/internal/clock"
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/grpcserver"
 	"github.com/engram-kv/engram/internal/rpc"
@@ -39,12 +41,19 @@ type listener struct {
 	secure bool // what comes is to be TLS; that of peers is put on already
 }
 
-// readHeaderTimeout is etcd's (surface.md, section 2.1).
-const readHeaderTimeout = 5 * time.Minute
+const (
+	// readHeaderTimeout is etcd's (surface.md, section 2.1).
+	readHeaderTimeout = 5 * time.Minute
+	// peerSilence ends a connection of a peer that asks nothing, as in etcd
+	// (peer-protocol.md, section 1.1). It is longer than peers keep idle ones.
+	peerSilence = 5 * time.Second
+)
 
 // bind binds every address, so that a clash is found before anything starts.
-func bind(cfg *config.Config) (_ *edge, err error) {
+// refused is told of peers that are not let in.
+func bind(cfg *config.Config, refused func(net.Addr, error)) (_ *edge, err error) {
 	e := &edge{}
+	clients := newSeats(fileLimit())
 	defer func() {
 		if err != nil {
 			e.closeListeners()
@@ -68,11 +77,13 @@ func bind(cfg *config.Config) (_ *edge, err error) {
 			bound := &listener{lis, isSecure(&l.urls[i])}
 			*l.into = append(*l.into, bound)
 			if l.into == &e.peer {
-				wrapped, err := wrapPeers(lis, &l.urls[i], cfg)
+				wrapped, err := wrapPeers(lis, &l.urls[i], cfg, refused)
 				if err != nil {
 					return nil, err
 				}
 				bound.Listener = wrapped
+			} else {
+				bound.Listener = clients.on(lis)
 			}
 		}
 	}
@@ -92,7 +103,7 @@ func (m *Member) openEdge(metrics *metrics) {
 		Metrics: metrics.rpc, WatchMetrics: metrics.watch, Hot: m.hot, Version: config.Version,
 		MaxRequestBytes: int(m.cfg.MaxRequestBytes), MaxTxnOps: int(m.cfg.MaxTxnOps),
 		BcryptCost: m.bcryptCost(), SlowCall: m.cfg.WarningUnary, RequestTimeout: m.cfg.RequestTimeout(), ElectionTimeout: time.Duration(m.cfg.ElectionMillis) * time.Millisecond,
-		ResponseBytes: m.budgets().responses, Clock: m.clock, Logger: m.log,
+		ResponseBytes: m.budgets().responses, StreamsBytes: int(m.budgets().streams), Clock: m.clock, Logger: m.log,
 	})
 	o := web.Options{
 		Member: webMember{m}, Metrics: metrics.web, Gatherer: metrics.registry, Registerer: metrics.registry,
@@ -100,8 +111,9 @@ func (m *Member) openEdge(metrics *metrics) {
 	}
 	all := web.Handler(o)
 	e.http, e.metricsHTTP = newHTTP(all), newHTTP(web.MetricsHandler(o))
-	// A stream of a peer asks once and is silent from then on.
+	// A stream of a peer asks once and is silent from then on, which is neither of these.
 	e.peerHTTP = newHTTP(m.transport.Handler())
+	e.peerHTTP.ReadHeaderTimeout, e.peerHTTP.IdleTimeout = peerSilence, peerSilence
 	if len(e.clientHTTP) > 0 {
 		all = nil // it has listeners of its own
 	}
@@ -115,6 +127,31 @@ func (m *Member) openEdge(metrics *metrics) {
 
 func newHTTP(h http.Handler) *http.Server {
 	return &http.Server{Handler: h, ReadHeaderTimeout: readHeaderTimeout}
+}
+
+// refusals logs who was refused, at most once in a while: anybody may knock.
+type refusals struct {
+	log   *slog.Logger
+	clock clock.Clock
+
+	mu    sync.Mutex // covers all below
+	at    time.Time  // of the last line
+	count int        // since then
+}
+
+// refusalPause is the time between two lines of refusals.
+const refusalPause = 10 * time.Second
+
+func (r *refusals) add(from net.Addr, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.count++
+	now := r.clock.Now()
+	if !r.at.IsZero() && now.Sub(r.at) < refusalPause {
+		return
+	}
+	r.log.Warn("refused a peer's connection", "from", from.String(), "error", err, "count", r.count)
+	r.at, r.count = now, 0
 }
 
 // listen binds a URL. A unix socket's path is host and path together, as in etcd

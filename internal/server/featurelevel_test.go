@@ -67,6 +67,7 @@ func TestFeatureLevelOfMembers(t *testing.T) {
 	}
 	waitLevel(ctx, t, "1", members...)
 	cli := dialMembers(t, members...)
+	waitServes(ctx, t, cli)
 	list, err := cli.MemberList(ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/mvcc"
@@ -29,7 +30,8 @@ type generation struct {
 	// refs is 1 for being the present one, and 1 for each reader. It never
 	// leaves 0 again.
 	refs    atomic.Int64
-	retired func() // called when refs has become 0; nil while it is the present one
+	unread  chan struct{} // capacity 1: refs has become 1
+	retired func()        // called when refs has become 0; nil while it is the present one
 }
 
 // snapshotPrefix begins the names of directories that hold a received snapshot:
@@ -42,7 +44,7 @@ func snapshotDirName(index, term uint64) string {
 
 // openGeneration opens what lies in a directory.
 func (m *Member) openGeneration(dir string) (_ *generation, err error) {
-	g := &generation{dir: dir}
+	g := &generation{dir: dir, unread: make(chan struct{}, 1)}
 	g.refs.Store(1)
 	if g.store, err = storage.Open(through(m.seams.Storage, m.storageOptions(m.join(dir, storeDir)))); err != nil {
 		return nil, err
@@ -126,9 +128,28 @@ func (g *generation) hold() bool {
 func (g *generation) keep() { g.refs.Add(1) }
 
 func (g *generation) release() {
-	if g.refs.Add(-1) == 0 {
+	switch g.refs.Add(-1) {
+	case 1:
+		notify(g.unread)
+	case 0:
 		g.retired()
 	}
+}
+
+// awaitReaders returns when nobody reads the present generation, which is at its
+// end, and whether that came within so long: calls that were cut off learn it at
+// their next look.
+func (g *generation) awaitReaders(within time.Duration) bool {
+	late := time.NewTimer(within)
+	defer late.Stop()
+	for g.refs.Load() > 1 {
+		select {
+		case <-g.unread:
+		case <-late.C:
+			return false
+		}
+	}
+	return true
 }
 
 // Received implements consensus.Machine: whether the store of a snapshot has
@@ -155,13 +176,14 @@ func (a machine) Install(s raftlog.Snapshot) error {
 	last := m.gen.Load()
 	m.durable.Store(s.Index) // it was received, synced, before anything
 	m.lessor.Reset(next.machine.Leases())
+	m.held.Store(last.dir, true)
 	m.gen.Store(next)
 	m.tokens.VoidAll() // what voided some may be in the snapshot
 	m.hub.Reset(next.source())
 	m.log.Info("snapshot installed", "index", s.Index, "term", s.Term, "revision", next.machine.Root().Revision(), "keys", next.machine.Root().Keys())
-	m.held.Store(last.dir, true)
 	last.retired = func() { m.retiring.Go(func() { m.retire(last) }) }
 	last.release()
+	m.retiring.Go(m.dropStale)
 	notify(m.compacted) // a compaction may be half done in what was received
 	return nil
 }

@@ -167,7 +167,7 @@ func (m *Member) openConsensus(metrics *metrics) error {
 	m.keeper = leader.New(leader.Options{
 		Lessor: m.lessor, Proposer: m.proposer(), Clock: m.clock, Logger: m.log,
 		Compactor:       &leader.Compactor{Period: compaction.Period, Revisions: compaction.Revisions},
-		Revision:        func() int64 { return m.machine().Root().Revision() },
+		Stands:          m.stands,
 		SpaceUse:        m.spaceUse,
 		ElectionTimeout: m.cfg.Tick() * time.Duration(m.cfg.ElectionTicks()),
 	})
@@ -178,7 +178,7 @@ func (m *Member) openConsensus(metrics *metrics) error {
 		Discard: func(r consensus.Result) { release(r) },
 		Tick:    m.cfg.Tick(), ElectionTicks: m.cfg.ElectionTicks(), NoPreVote: !m.cfg.PreVote, NoTickAdvance: !m.cfg.TickAdvance,
 		RequestTimeout: m.cfg.RequestTimeout(), CatchUpEntries: m.cfg.CatchUpEntries,
-		Gate: m.guard.Gate, Pass: func(data []byte) error { return m.guard.Pass(data, m.machine()) }, LastGate: m.guard.LastGate, DurableApplied: m.durable.Load,
+		Gate: m.guards.Gate, Pass: func(data []byte) error { return m.guards.Pass(data, m.machine()) }, LastGate: m.guards.LastGate, DurableApplied: m.durable.Load,
 		StartFlush: func() { notify(m.flushNow) },
 	}))
 	if err != nil {

@@ -56,7 +56,7 @@ func (n plainNode) ReadIndex(deadline time.Time, done func(error)) {
 // how it asks the leader, nil for a member alone.
 func (m *Member) newLeases(to leaseForwarder) *leases {
 	return &leases{
-		machine: m.machine, lessor: m.lessor, node: plainNode{m.node}, checkpoint: m.proposer().Checkpoint,
+		machine: m.machine, lessor: m.lessor, node: plainNode{m.node}, checkpoint: m.proposer().checkpoint,
 		member: m.id.member, tick: m.cfg.Tick(), timeout: m.cfg.RequestTimeout(), clock: m.clock,
 		forwards: &forwards{
 			to: to, clock: m.clock, electionTimeout: m.cfg.Tick() * time.Duration(m.cfg.ElectionTicks()),
@@ -157,7 +157,7 @@ func (r *renewal) renew() {
 		return
 	}
 	if l.node.SinceTick() <= staleTicks*l.tick {
-		r.prepare()
+		r.extend()
 		return
 	}
 	term := l.node.Term()
@@ -166,30 +166,12 @@ func (r *renewal) renew() {
 			r.done(0, fmt.Errorf("renew lease %x, leadership of term %d not proven (%v): %w", r.id, term, err, lease.ErrNotPrimary))
 			return
 		}
-		r.prepare()
+		r.extend()
 	})
 }
 
-// prepare checkpoints a lease anew whose rest was checkpointed: else the next
-// leader would let it expire early.
-func (r *renewal) prepare() {
-	known, ok := r.l.machine().Leases().Lookup(r.id)
-	switch {
-	case !ok:
-		r.unknown()
-	case known.Remaining == 0:
-		r.extend()
-	default:
-		r.l.checkpoint(&pb.LeaseCheckpointRequest{Checkpoints: []*pb.LeaseCheckpoint{{ID: r.id}}}, func(err error) {
-			if err != nil {
-				r.done(0, err)
-				return
-			}
-			r.extend()
-		})
-	}
-}
-
+// extend renews the lease in time. One whose rest was checkpointed, or is about to
+// be, is checkpointed anew first: else the next leader would let it expire early.
 func (r *renewal) extend() {
 	now := r.l.clock.Now()
 	ttl, err := r.l.lessor.Renew(r.id, now)
@@ -200,6 +182,14 @@ func (r *renewal) extend() {
 		r.elsewhere()
 	case errors.Is(err, lease.ErrExpired):
 		r.await(r.l.lessor.Gone(r.id, now))
+	case errors.Is(err, lease.ErrCheckpointed):
+		r.l.checkpoint(&pb.LeaseCheckpointRequest{Checkpoints: []*pb.LeaseCheckpoint{{ID: r.id}}}, func(err error) {
+			if err != nil {
+				r.done(0, err)
+				return
+			}
+			r.extend()
+		})
 	default:
 		r.done(ttl, err)
 	}

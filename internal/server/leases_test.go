@@ -353,6 +353,32 @@ func TestRenewTakesBackACheckpoint(t *testing.T) {
 	}
 }
 
+// TestRenewTakesBackACheckpointInFlight: one that was proposed before the renewal is applied after it was looked for.
+func TestRenewTakesBackACheckpointInFlight(t *testing.T) {
+	b := newLeaseBench(t)
+	b.grant(1, 600)
+	b.lead()
+	b.clk.Advance(301 * time.Second)
+	due := b.lessor.DueCheckpoints(b.clk.Now(), 10)
+	if len(due) != 1 || due[0].Remaining != 299 {
+		t.Fatalf("due: %+v", due)
+	}
+	propose := b.leases.checkpoint
+	b.leases.checkpoint = func(r *pb.LeaseCheckpointRequest, done func(error)) {
+		// The log has the keeper's first.
+		b.apply(command.KindLeaseCheckpoint, &pb.LeaseCheckpointRequest{Checkpoints: []*pb.LeaseCheckpoint{{ID: 1, Remaining_TTL: due[0].Remaining}}})
+		propose(r, done)
+	}
+	b.want(b.renew(t.Context(), 1), 600, nil)
+	if l, ok := b.state.Leases().Lookup(1); !ok || l.Remaining != 0 || len(b.proposed) != 1 {
+		t.Errorf("the next leader finds %+v, proposed %v", l, b.proposed)
+	}
+	b.leases.checkpoint = propose
+	if b.want(b.renew(t.Context(), 1), 600, nil); len(b.proposed) != 1 {
+		t.Errorf("proposed again: %v", b.proposed)
+	}
+}
+
 func TestStatusIsForwarded(t *testing.T) {
 	b := newLeaseBench(t)
 	b.grant(1, 60)

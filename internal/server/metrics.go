@@ -139,7 +139,7 @@ func (m *Member) collectors() []prometheus.Collector {
 		}),
 		gauge("engram_cluster_feature_level", "From 1 on every member is an Engram, and the cluster may do what etcd does not.", func() float64 { return float64(m.root().FeatureLevel()) }),
 		gauge("engram_disk_writes_refused", "1 while writes are refused because the disk is nearly full.", func() float64 {
-			if m.guard.Gate() != nil {
+			if m.guards.Gate() != nil {
 				return 1
 			}
 			return 0

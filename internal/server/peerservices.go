@@ -14,8 +14,8 @@ import (
 	"github.com/engram-kv/engram/internal/rpc"
 )
 
-// applyWait is how long a leader that is asked about a lease waits to have
-// applied what was committed before it refuses.
+// applyWait is how long a leader that is asked what is left of a lease waits to
+// have applied what was committed before it refuses.
 const applyWait = time.Second
 
 // applyPoll is the time between two looks at what is applied.
@@ -74,11 +74,9 @@ func (s *peerServices) HashKV(ctx context.Context, revision int64) (peer.HashKV,
 	return peer.HashKV{Revision: h.Revision, Hash: h.Hash, CompactRevision: h.CompactRevision, HashRevision: h.HashRevision}, nil
 }
 
-// RenewLease implements peer.Services.
+// RenewLease implements peer.Services. Only a lease that is unknown here waits for
+// what is committed, as in etcd with FastLeaseKeepAlive.
 func (s *peerServices) RenewLease(ctx context.Context, id int64) (int64, error) {
-	if err := s.waitApplied(ctx); err != nil {
-		return 0, err
-	}
 	ttl, err := s.leases().renewHere(ctx, id)
 	return ttl, toPeer(err)
 }
@@ -100,7 +98,7 @@ func (s *peerServices) DowngradeEnabled(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.requestTimeout)
 	defer cancel()
 	if err := s.caughtUp(ctx); err != nil {
-		return false, fmt.Errorf("failed linearized read: %w", err)
+		return false, err
 	}
 	return s.root().Downgrade().Enabled, nil
 }

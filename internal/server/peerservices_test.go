@@ -101,18 +101,25 @@ func TestPeerServices(t *testing.T) {
 			t.Errorf("%s, %v: %v", e.call, e.ours, err)
 		}
 	}
+	failure = errors.New("no leader")
+	if _, err := s.DowngradeEnabled(ctx); err != failure { // the transport says what failed
+		t.Errorf("downgrade: %v", err)
+	}
 }
 
 // TestLeaseWaitsForApply: what is committed when a lease is asked for is applied
-// before the answer, or the answer is 408.
+// before the answer, or the answer is 408. A renewal does not wait here.
 func TestLeaseWaitsForApply(t *testing.T) {
 	c := newFakeCluster(t, "1")
 	applied := uint64(3)
 	s := &peerServices{clock: c.clock, leases: func() leaseAnswers { return fakeLeases{} }}
 	s.indexes = func() (uint64, uint64) { c.mu.Lock(); defer c.mu.Unlock(); return 5, applied }
 	ended := make(chan error, 1)
-	renew := func(ctx context.Context) { _, err := s.RenewLease(ctx, 1); ended <- err }
-	go renew(t.Context())
+	ask := func(ctx context.Context) { _, err := s.LeaseTimeToLive(ctx, 1, false); ended <- err }
+	if ttl, err := s.RenewLease(t.Context(), 1); err != nil || ttl != 30 {
+		t.Errorf("a renewal: %d %v", ttl, err)
+	}
+	go ask(t.Context())
 	c.clock.WaitAlarms(2)
 	c.clock.Advance(applyPoll)
 	c.mu.Lock()
@@ -123,7 +130,7 @@ func TestLeaseWaitsForApply(t *testing.T) {
 		t.Error(err)
 	}
 	applied = 4
-	go renew(t.Context())
+	go ask(t.Context())
 	c.clock.WaitAlarms(2)
 	c.clock.Advance(applyWait)
 	if err := <-ended; !errors.Is(err, peer.ErrNotCaughtUp) {
@@ -131,7 +138,7 @@ func TestLeaseWaitsForApply(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	renew(ctx)
+	ask(ctx)
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("called off: %v", err)
 	}

@@ -123,10 +123,12 @@ func TestPeerTLS(t *testing.T) {
 			from = other
 		}
 		from.issue(m.name)
+		// Two of them may be late by seconds before they elect anew, which the stranger must not bring about.
 		m.start(members, "new", "--peer-cert-file="+from.path(m.name+".pem"), "--peer-key-file="+from.path(m.name+".key"),
-			"--peer-trusted-ca-file="+ca.path("ca.pem"), "--peer-client-cert-auth")
+			"--peer-trusted-ca-file="+ca.path("ca.pem"), "--peer-client-cert-auth", "--election-timeout=5000")
 	}
 	cli := dialMembers(t, members[0])
+	waitServes(ctx, t, cli)
 	for i := range 20 {
 		if _, err := cli.Put(ctx, fmt.Sprintf("k%02d", i), "v"); err != nil {
 			t.Fatal(err)
@@ -222,7 +224,9 @@ func TestPeerAutoTLS(t *testing.T) {
 		m.start(members, "new", "--peer-auto-tls")
 	}
 	for _, m := range members {
-		if _, err := dialMembers(t, m).Put(ctx, m.name, "v"); err != nil {
+		cli := dialMembers(t, m)
+		waitServes(ctx, t, cli)
+		if _, err := cli.Put(ctx, m.name, "v"); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -13,10 +13,12 @@ import (
 )
 
 // TestSpaceComesBack: after deletes and a compaction dbSizeInUse falls at once
-// and dbSize within a minute, with nobody asking for defragmentation, and puts
-// go on meanwhile. Whole tables are the easy case; what lies between what is kept
+// and dbSize within a minute, or the time that the machine needs to write it all
+// if that is longer, with nobody asking for defragmentation, and puts go on
+// meanwhile. Whole tables are the easy case; what lies between what is kept
 // must be rewritten.
 func TestSpaceComesBack(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("writes hundreds of megabytes")
 	}
@@ -53,6 +55,7 @@ func testSpaceComesBack(t *testing.T, every int) {
 		wg.Wait()
 	}
 	key := func(i int) string { return fmt.Sprintf("fill/%06d", i) }
+	began := time.Now()
 	each(func(i int, rng *rand.Rand) error {
 		value := make([]byte, valueBytes) // nothing that compresses
 		for j := range value {
@@ -61,6 +64,7 @@ func testSpaceComesBack(t *testing.T, every int) {
 		_, err := c.Put(ctx, key(i), string(value))
 		return err
 	})
+	within := max(time.Minute, time.Since(began))
 	quiet := putLatency(t, ctx, c, 300)
 	if every == 1 {
 		if _, err := c.Delete(ctx, "fill/", clientv3.WithPrefix()); err != nil {
@@ -77,7 +81,7 @@ func testSpaceComesBack(t *testing.T, every int) {
 	if t.Failed() {
 		return
 	}
-	began := time.Now()
+	began = time.Now()
 	before := m.Status()
 	if _, err := c.Compact(ctx, m.machine().Root().Revision()); err != nil {
 		t.Fatal(err)
@@ -91,15 +95,23 @@ func testSpaceComesBack(t *testing.T, every int) {
 	}
 	var busy []time.Duration
 	for m.Status().SizeBytes > kept*125/100+30<<20 {
-		if time.Since(began) > time.Minute {
-			t.Fatalf("a minute after the compaction the store has %d bytes of %d, %d are kept", m.Status().SizeBytes, before.SizeBytes, kept)
+		if time.Since(began) > within {
+			t.Fatalf("%v after the compaction the store has %d bytes of %d, %d are kept", within, m.Status().SizeBytes, before.SizeBytes, kept)
 		}
 		busy = append(busy, putLatency(t, ctx, c, 50)...)
 	}
 	t.Logf("space was back after %v; put p99 %v quiet, %v meanwhile (%d puts)", time.Since(began), p99(quiet), p99(busy), len(busy))
-	// Generous, since tests share their machine; the figures are in test/bench.
-	if limit := max(250*time.Millisecond, 10*p99(quiet)); p99(busy) > limit {
-		t.Errorf("put p99 %v while space came back, %v before", p99(busy), p99(quiet))
+	// Generous, since tests share their machine, whose disk may stand still for a moment: one put at a time, so each such moment makes one of
+	// them late. The figures are in test/bench.
+	const moments = 3
+	limit, late := max(250*time.Millisecond, 10*p99(quiet)), 0
+	for _, took := range busy {
+		if took > limit {
+			late++
+		}
+	}
+	if late > moments+len(busy)/100 {
+		t.Errorf("%d of %d puts took more than %v while space came back; p99 was %v before", late, len(busy), limit, p99(quiet))
 	}
 }
 

@@ -42,7 +42,9 @@ func (m *Member) startWorkers(ctx context.Context) {
 	work("watch", m.hub.Run)
 	work("leader", plain(m.keeper.Run))
 	work("versions", plain(m.versions.Run))
-	work("disk guard", plain(func(ctx context.Context) { m.guard.Run(ctx, m.clock) }))
+	for _, g := range m.guards {
+		work("disk guard", plain(func(ctx context.Context) { g.Run(ctx, m.clock) }))
+	}
 	work("flush", m.flush)
 	work("flush watch", m.watchFlushes)
 	work("compaction", m.compact)
@@ -190,6 +192,9 @@ func (m *Member) close(grace time.Duration) error {
 	}
 	m.retiring.Wait()
 	if g := m.gen.Load(); g != nil {
+		if !g.awaitReaders(stopGrace) {
+			m.log.Warn("the store is closed under calls that still read it", "waited", stopGrace)
+		}
 		errs = append(errs, g.close())
 	}
 	if m.raftLog != nil {
@@ -205,9 +210,15 @@ func (m *Member) close(grace time.Duration) error {
 }
 
 // systemProposer proposes what the server itself asks for.
-type systemProposer struct{ m *Member }
+type systemProposer struct {
+	m    *Member
+	term uint64 // in which this member must lead, or 0
+}
 
-func (m *Member) proposer() systemProposer { return systemProposer{m} }
+func (m *Member) proposer() systemProposer { return systemProposer{m: m} }
+
+// leading is a proposer for the leader of a term.
+func (p systemProposer) leading(term uint64) systemProposer { return systemProposer{p.m, term} }
 
 // propose puts a message into the log on nobody's behalf.
 func (p systemProposer) propose(kind command.Kind, msg proto.Message, done func(error)) {
@@ -223,7 +234,7 @@ func (p systemProposer) proposeAs(h command.Header, kind command.Kind, msg proto
 // enter puts an entry into the log, unless it could not be made.
 func (p systemProposer) enter(id uint64, data []byte, err error, done func(error)) {
 	if err == nil {
-		err = p.m.node.Propose(consensus.Proposal{ID: id, Data: data, Done: func(r consensus.Result, err error) {
+		err = p.m.node.Propose(consensus.Proposal{ID: id, Data: data, Term: p.term, Done: func(r consensus.Result, err error) {
 			release(r)
 			done(errors.Join(err, r.Err))
 		}})
@@ -244,21 +255,27 @@ func release(r consensus.Result) {
 const rootUser = "root"
 
 // Revoke implements leader.Proposer.
-func (p systemProposer) Revoke(id int64, done func(error)) {
+func (p systemProposer) Revoke(term uint64, id int64, done func(error)) {
 	a, _, _ := p.m.machine().Tables()
 	h := command.Header{}
 	if a.Enabled() {
 		h.Username, h.AuthRevision = rootUser, a.Revision()
 	}
-	p.proposeAs(h, command.KindLeaseRevoke, &pb.LeaseRevokeRequest{ID: id}, done)
+	p.leading(term).proposeAs(h, command.KindLeaseRevoke, &pb.LeaseRevokeRequest{ID: id}, done)
 }
 
 // Checkpoint implements leader.Proposer.
-func (p systemProposer) Checkpoint(r *pb.LeaseCheckpointRequest, done func(error)) {
+func (p systemProposer) Checkpoint(term uint64, r *pb.LeaseCheckpointRequest, done func(error)) {
+	p.leading(term).propose(command.KindLeaseCheckpoint, r, done)
+}
+
+// checkpoint is for a lease that is renewed. That its whole TTL is left may be
+// said by anybody.
+func (p systemProposer) checkpoint(r *pb.LeaseCheckpointRequest, done func(error)) {
 	p.propose(command.KindLeaseCheckpoint, r, done)
 }
 
 // Compact implements leader.Proposer.
-func (p systemProposer) Compact(revision int64, done func(error)) {
-	p.propose(command.KindCompaction, &pb.CompactionRequest{Revision: revision}, done)
+func (p systemProposer) Compact(term uint64, revision int64, done func(error)) {
+	p.leading(term).propose(command.KindCompaction, &pb.CompactionRequest{Revision: revision}, done)
 }

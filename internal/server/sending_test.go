@@ -93,7 +93,8 @@ func TestSendingDirectory(t *testing.T) {
 	unsent.Index = proto.Uint64(meta.GetIndex() + 1)
 	received := func() []string { found, _ := filepath.Glob(filepath.Join(dir, snapshotPrefix+"*")); return found }
 	receive := func(meta *raftpb.SnapshotMetadata, body io.Reader) error {
-		return snapshots{m}.Receive(ctx, &raftpb.Message{Snapshot: &raftpb.Snapshot{Metadata: meta}}, true, body)
+		_, err := snapshots{m}.Receive(ctx, &raftpb.Message{Snapshot: &raftpb.Snapshot{Metadata: meta}}, true, body)
+		return err
 	}
 	full := errors.New("full")
 	for name, err := range map[string]error{

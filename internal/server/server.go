@@ -54,8 +54,9 @@ type Member struct {
 	seams   Seams
 
 	dir       *dataDir
-	logDir    io.Closer // the lock of the log's directory
-	guard     *diskGuard
+	logDir    io.Closer  // the lock of the log's directory
+	guard     *diskGuard // of the store's disk
+	guards    diskGuards // that one and, if the log lies elsewhere, its own
 	raftLog   *raftlog.Log
 	gen       atomic.Pointer[generation]
 	hub       *watch.Hub
@@ -155,7 +156,7 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 	}
 	metrics := newMetrics(cfg)
 	m.timed = metrics.store
-	if m.edge, err = bind(cfg); err != nil {
+	if m.edge, err = bind(cfg, (&refusals{log: m.log, clock: m.clock}).add); err != nil {
 		return nil, err
 	}
 	if err := m.openClient(); err != nil {
@@ -228,7 +229,7 @@ func (m *Member) limitMemory(ctx context.Context) {
 
 // budgets divides --memory-budget. The in-memory index comes on top.
 type budgets struct {
-	values, blockCache, logCache, recentEvents, requests, responses int64
+	values, blockCache, logCache, recentEvents, requests, responses, streams int64
 }
 
 func (m *Member) budgets() budgets {
@@ -246,6 +247,7 @@ func (m *Member) budgets() budgets {
 		logCache:     min(max(4<<20, total/32), 128<<20),
 		recentEvents: min(max(4<<20, total/32), 128<<20),
 		responses:    responses,
+		streams:      min(max(8<<20, total/16), 128<<20),
 	}
 }
 
@@ -257,10 +259,16 @@ func (m *Member) openDisk(ctx context.Context) (err error) {
 	if err := m.importEtcd(ctx); err != nil {
 		return err
 	}
-	m.guard, err = newDiskGuard(fs, m.cfg.DataDir, m.cfg.DiskReserveBytes, m.cfg.IsSet("disk-reserve-bytes"), m.log)
-	if err != nil {
+	reserve, asked := m.cfg.DiskReserveBytes, m.cfg.IsSet("disk-reserve-bytes")
+	if m.guard, err = newDiskGuard(fs, m.cfg.DataDir, reserve, asked, m.log); err != nil {
 		return err
 	}
+	m.guards = diskGuards{m.guard}
+	if m.cfg.WALDir == "" {
+		return nil
+	}
+	ofLog, err := newLogGuard(fs, m.cfg.WALDir, reserve, asked, m.log)
+	m.guards = append(m.guards, ofLog)
 	return err
 }
 

@@ -10,7 +10,10 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/status"
 
 	"github.com/engram-kv/engram/internal/config"
 )
@@ -121,10 +124,36 @@ func TestStopDoesNotWaitForWatchers(t *testing.T) {
 	if w := <-events; !w.Created {
 		t.Fatalf("%+v", w)
 	}
-	began := time.Now()
+	// They are told so, rather than cut off when the grace is over.
+	watch, err := pb.NewWatchClient(c.ActiveConnection()).Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	create := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{Key: []byte("a")}}}
+	if err := watch.Send(create); err != nil {
+		t.Fatal(err)
+	}
+	alive, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseKeepAlive(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := alive.Send(&pb.LeaseKeepAliveRequest{ID: int64(lease.ID)}); err != nil {
+		t.Fatal(err)
+	}
+	recv := map[string]func() error{
+		"watch":      func() error { _, err := watch.Recv(); return err },
+		"keep-alive": func() error { _, err := alive.Recv(); return err },
+	}
+	for name, recv := range recv {
+		if err := recv(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
 	stop(t, m)
-	if took := time.Since(began); took > stopGrace/2 {
-		t.Fatalf("stopping took %v", took)
+	for name, recv := range recv {
+		if err := recv(); status.Convert(err).Message() != status.Convert(rpctypes.ErrGRPCStopped).Message() {
+			t.Errorf("the %s stream ended with %v", name, err)
+		}
 	}
 	m = start(t, dir, flags...)
 	defer stop(t, m)
@@ -134,6 +163,42 @@ func TestStopDoesNotWaitForWatchers(t *testing.T) {
 	if w := <-events; len(w.Events) != 1 || string(w.Events[0].Kv.Value) != "1" {
 		t.Fatalf("after the restart: %+v", w)
 	}
+}
+
+// TestStopWaitsForReaders: the store is not closed under a call that was cut off and has not noticed yet.
+func TestStopWaitsForReaders(t *testing.T) {
+	m := start(t, filepath.Join(t.TempDir(), "data"))
+	c := client(t, m)
+	if _, err := c.Put(t.Context(), "a", "1"); err != nil {
+		t.Fatal(err)
+	}
+	g := m.hold()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- m.Wait(ctx) }()
+	m.workers.Wait() // the end is near
+	for range 3000 {
+		if _, _, err := g.machine.Hash(t.Context()); err != nil {
+			t.Fatalf("the store was closed under a reader: %v", err)
+		}
+	}
+	g.release()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestStartsWithoutDurations: 0 is a default, or never, for each option that takes a duration.
+func TestStartsWithoutDurations(t *testing.T) {
+	var flags []string
+	for _, name := range []string{
+		"grpc-keepalive-min-time", "grpc-keepalive-interval", "grpc-keepalive-timeout", "raft-read-timeout", "raft-write-timeout", "warning-apply-duration",
+		"warning-unary-request-duration", "corrupt-check-time", "compaction-sleep-interval", "watch-progress-notify-interval", "downgrade-check-time",
+	} {
+		flags = append(flags, "--"+name+"=0s")
+	}
+	stop(t, start(t, filepath.Join(t.TempDir(), "data"), flags...))
 }
 
 // TestLostLogIsRefused: a directory that has served and lost its raft log, even

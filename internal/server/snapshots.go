@@ -137,27 +137,28 @@ func (o *outgoingEtcd) Close() error {
 const receiving = ".receiving"
 
 // Receive implements peer.Snapshots. The state has its final name only once all
-// of it is synced: what has that name can be installed.
-func (s snapshots) Receive(ctx context.Context, msg *raftpb.Message, native bool, body io.Reader) (err error) {
+// of it is synced: what has that name can be installed. One that is there
+// already is not dropped: raft may have taken the message that it came with.
+func (s snapshots) Receive(ctx context.Context, msg *raftpb.Message, native bool, body io.Reader) (drop func() error, err error) {
 	m, meta := s.m, msg.GetSnapshot().GetMetadata()
 	if !m.receiving.TryLock() {
-		return errors.New("another snapshot is being received")
+		return nil, errors.New("another snapshot is being received")
 	}
 	defer m.receiving.Unlock()
 	if err := m.guard.Gate(); err != nil {
-		return err
+		return nil, err
 	}
 	name := snapshotDirName(meta.GetIndex(), meta.GetTerm())
 	if _, ok := (machine{m}).Received(meta.GetIndex(), meta.GetTerm()); ok {
 		_, err := io.Copy(io.Discard, body)
-		return err
+		return func() error { return nil }, err
 	}
 	if err := m.removeStale(); err != nil {
-		return err
+		return nil, err
 	}
 	temp := name + receiving
 	if err := m.removeGeneration(temp); err != nil {
-		return err
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -165,12 +166,12 @@ func (s snapshots) Receive(ctx context.Context, msg *raftpb.Message, native bool
 		}
 	}()
 	if err := m.readInto(ctx, temp, native, meta, body); err != nil {
-		return fmt.Errorf("snapshot of index %d: %w", meta.GetIndex(), err)
+		return nil, fmt.Errorf("snapshot of index %d: %w", meta.GetIndex(), err)
 	}
 	if err := m.seams.FS.Rename(m.dir.join(temp), m.dir.join(name)); err != nil {
-		return err
+		return nil, err
 	}
-	return m.syncDir(m.dir.path)
+	return func() error { return m.removeGeneration(name) }, m.syncDir(m.dir.path)
 }
 
 // readInto makes a store of a snapshot's bytes, all of it durable.
@@ -208,28 +209,59 @@ func (g gatedReader) Read(b []byte) (int, error) {
 	return g.r.Read(b)
 }
 
-// readEtcd keeps the file of etcd's form only until it is read: bbolt wants one.
+// gatedFile is gatedReader for what is read here and there.
+type gatedFile struct {
+	r     io.ReaderAt
+	guard *diskGuard
+}
+
+func (g gatedFile) ReadAt(b []byte, at int64) (int, error) {
+	if err := g.guard.Gate(); err != nil {
+		return 0, err
+	}
+	return g.r.ReadAt(b, at)
+}
+
+// readEtcd keeps the file of etcd's form only until it is read, here and there.
+// What is written of it meanwhile is no more than what is read.
 func (m *Member) readEtcd(ctx context.Context, dir string, body io.Reader) (got snapfile.Meta, err error) {
 	path := m.join(dir, "received.db")
 	f, err := m.seams.FS.Create(path, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return got, err
 	}
-	_, err = io.Copy(f, body)
-	if err = errors.Join(err, f.Close()); err != nil {
+	defer func() { err = errors.Join(err, f.Close()) }()
+	size, err := io.Copy(f, gatedReader{body, m.guard})
+	if err != nil {
 		return got, err
 	}
 	store, err := storage.Open(through(m.seams.Storage, m.storageOptions(m.join(dir, storeDir))))
 	if err != nil {
 		return got, err
 	}
-	if got, err = snapfile.ReadEtcd(ctx, path, store); err != nil {
+	if got, err = snapfile.ReadEtcdAt(ctx, path, gatedFile{f, m.guard}, size, store); err != nil {
+		if full := m.guard.Gate(); full != nil {
+			err = full // what was not read may have been taken for damage
+		}
 		return got, errors.Join(err, store.Abandon())
 	}
 	return got, errors.Join(store.Close(), m.seams.FS.Remove(path))
 }
 
-// removeStale deletes received snapshots that this member has gone beyond.
+// dropStale is removeStale beside a snapshot that may be coming in, which does
+// it itself before it begins.
+func (m *Member) dropStale() {
+	if !m.receiving.TryLock() {
+		return
+	}
+	defer m.receiving.Unlock()
+	if err := m.removeStale(); err != nil {
+		m.log.Warn("snapshots that raft did not take could not be deleted, the next start tries again", "error", err)
+	}
+}
+
+// removeStale deletes received snapshots that this member has gone beyond, and
+// what is left of some that did not arrive. The caller holds receiving.
 func (m *Member) removeStale() error {
 	g := m.gen.Load()
 	applied, _ := g.machine.Applied()
@@ -243,7 +275,7 @@ func (m *Member) removeStale() error {
 		}
 		var index, term uint64
 		_, err := fmt.Sscanf(name, snapshotPrefix+"%016x-%016x", &index, &term)
-		if !strings.HasSuffix(name, receiving) && (err != nil || index >= applied) {
+		if !strings.HasSuffix(name, receiving) && (err != nil || index > applied) {
 			continue // it may be on its way to become the present one
 		}
 		if err := m.removeGeneration(name); err != nil {

@@ -24,10 +24,15 @@ func (q quota) Admit(cost int64) error {
 	if cost == 0 || limit == 0 || usage+cost < limit {
 		return nil
 	}
-	_, _, alarms := q.m.machine().Tables()
-	if !alarms.Has(pb.AlarmType_NOSPACE) {
+	_, members, alarms := q.m.machine().Tables()
+	reserve := false
+	if alarms.Has(pb.AlarmType_NOSPACE) {
+		reserve = state.ReserveHas(alarms, usage, cost)
+	} else {
 		notify(q.m.overQuota)
-	} else if state.ReserveHas(alarms, usage, cost) {
+		reserve = members.FeatureLevel() > 0 && cost <= state.ReserveLastCost // it begins with the alarm
+	}
+	if reserve {
 		return nil // whether it may come out of the reserve is for the machine to say
 	}
 	return state.ErrNoSpace
@@ -64,7 +69,8 @@ func (m *Member) spaceUse() (leader.SpaceUse, bool) {
 }
 
 // ClearNoSpace implements leader.Proposer.
-func (p systemProposer) ClearNoSpace(done func(error)) {
+func (p systemProposer) ClearNoSpace(term uint64, done func(error)) {
+	p = p.leading(term)
 	_, _, alarms := p.m.machine().Tables()
 	standing := alarms.List(pb.AlarmType_NOSPACE)
 	if len(standing) == 0 {

@@ -9,6 +9,9 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/engram-kv/engram/internal/command"
+	"github.com/engram-kv/engram/internal/state"
 )
 
 func TestQuotaWatchTellsOncePerCrossing(t *testing.T) {
@@ -32,8 +35,10 @@ func TestQuotaWatchTellsOncePerCrossing(t *testing.T) {
 // Kubernetes' compactor goes on when the store is full, and once it has made
 // space the alarm goes by itself.
 func TestFullStoreGetsOutByItself(t *testing.T) {
+	t.Parallel()
 	for _, manual := range []bool{false, true} {
 		t.Run(fmt.Sprintf("manual=%t", manual), func(t *testing.T) {
+			t.Parallel()
 			m := start(t, t.TempDir(), "--quota-backend-bytes=2000000", fmt.Sprintf("--auto-clear-nospace=%t", !manual))
 			defer stop(t, m)
 			c := client(t, m)
@@ -96,5 +101,40 @@ func TestFullStoreGetsOutByItself(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// TestCompactorPassesBeforeTheAlarm: between the request that finds the store full and the alarm, what the reserve is for passes too.
+func TestCompactorPassesBeforeTheAlarm(t *testing.T) {
+	const limit = 1_000_000
+	m := start(t, t.TempDir(), fmt.Sprintf("--quota-backend-bytes=%d", limit))
+	defer stop(t, m)
+	c := client(t, m)
+	ctx := t.Context()
+	if _, err := c.Put(ctx, "compact_rev_key", "1"); err != nil {
+		t.Fatal(err)
+	}
+	for m.root().FeatureLevel() == 0 {
+		if ctx.Err() != nil {
+			t.Fatal("feature level 0")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	// The largest put that passes: no other does then.
+	usage := m.machine().Root().UsageBytes()
+	left := limit - 1 - usage - state.PutCost(&command.PutRequest{Key: []byte("fill")})
+	if _, err := c.Put(ctx, "fill", string(make([]byte, left))); err != nil {
+		t.Fatal(err)
+	}
+	usage = m.machine().Root().UsageBytes()
+	small := state.PutCost(&command.PutRequest{Key: []byte("compact_rev_key"), Value: []byte("2")})
+	if len(m.Alarms()) > 0 || usage+small < limit {
+		t.Fatalf("usage is %d of %d, alarms %v", usage, limit, m.Alarms())
+	}
+	if _, err := c.Put(ctx, "compact_rev_key", "2"); err != nil {
+		t.Errorf("a small overwrite: %v", err)
+	}
+	if _, err := c.Put(ctx, "fill", string(make([]byte, 5000))); !errors.Is(err, rpctypes.ErrNoSpace) {
+		t.Errorf("a large one: %v", err)
 	}
 }

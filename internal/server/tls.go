@@ -82,8 +82,9 @@ func hostsOf(urls []url.URL) []string {
 // isSecure says that a URL asks for TLS.
 func isSecure(u *url.URL) bool { return u.Scheme == "https" || u.Scheme == "unixs" }
 
-// wrapPeers puts TLS on a listener for peers whose URL asks for it.
-func wrapPeers(l net.Listener, u *url.URL, cfg *config.Config) (net.Listener, error) {
+// wrapPeers puts TLS on a listener for peers whose URL asks for it. refused is
+// told of who is not let in.
+func wrapPeers(l net.Listener, u *url.URL, cfg *config.Config, refused func(net.Addr, error)) (net.Listener, error) {
 	if !isSecure(u) {
 		return l, nil
 	}
@@ -94,6 +95,7 @@ func wrapPeers(l net.Listener, u *url.URL, cfg *config.Config) (net.Listener, er
 	if o.CertFile == "" && o.Auto == nil {
 		return nil, fmt.Errorf("cannot listen on TLS for %s: KeyFile and CertFile are not presented: give --peer-cert-file and --peer-key-file, or --peer-auto-tls", u.Host)
 	}
+	o.OnRefused = refused
 	wrap, err := tlsfiles.Wrapper(o)
 	if err != nil {
 		return nil, err

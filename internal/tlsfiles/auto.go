@@ -63,14 +63,33 @@ func (a *Auto) files() ([2]string, error) {
 	if err != nil {
 		return names, err
 	}
-	// The key first: a certificate whose key is missing would be refused at the next start.
-	if err := writeFile(names[1], pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})); err != nil {
-		return names, err
-	}
-	return names, writeFile(names[0], pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}))
+	return names, writePair(names, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), writeFile)
 }
 
-// writeFile replaces a file whole.
+// writePair replaces both files. Wherever it breaks off, what it leaves is a pair or lacks the certificate: without that new ones are made, and
+// one beside the key of another would be refused.
+func writePair(names [2]string, cert, key []byte, write func(path string, b []byte) error) error {
+	if err := os.Remove(names[0]); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := syncDir(filepath.Dir(names[0])); err != nil {
+		return err
+	}
+	if err := write(names[1], key); err != nil {
+		return err
+	}
+	return write(names[0], cert)
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// writeFile replaces a file whole, durably.
 func writeFile(path string, b []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-*") // only its owner can read it
 	if err != nil {
@@ -80,9 +99,10 @@ func writeFile(path string, b []byte) error {
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
-	if err != nil {
-		_ = os.Remove(f.Name())
+	if err == nil {
+		return syncDir(filepath.Dir(path))
 	}
+	_ = os.Remove(f.Name())
 	return err
 }
 

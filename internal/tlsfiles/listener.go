@@ -55,7 +55,7 @@ func Wrapper(o Options) (func(net.Listener) net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return func(inner net.Listener) net.Listener { return newListener(inner, c, j) }, nil
+	return func(inner net.Listener) net.Listener { return newListener(inner, c, j, o.OnRefused) }, nil
 }
 
 // server makes a configuration and what judges clients beyond it.
@@ -170,20 +170,21 @@ func (j judge) checkSource(ctx context.Context, cert *x509.Certificate, ip net.I
 	return fmt.Errorf("the certificate of %s is for addresses %v and names %q: it comes from elsewhere", ip, cert.IPAddresses, cert.DNSNames)
 }
 
-// matchName compares a SAN with a name; "*." stands for exactly one label.
+// matchName compares a SAN with a name; "*" at its beginning stands for one label or more, as in etcd.
 func matchName(san, name string) bool {
-	if suffix, ok := strings.CutPrefix(san, "*."); ok {
-		_, rest, ok := strings.Cut(name, ".")
-		return ok && strings.EqualFold(suffix, rest)
+	san, name = strings.ToLower(san), strings.ToLower(name)
+	if strings.HasPrefix(san, "*.") {
+		return strings.HasSuffix(name, san[1:])
 	}
-	return strings.EqualFold(san, name)
+	return san == name
 }
 
 // listener shakes hands with many clients at once.
 type listener struct {
 	net.Listener
-	config *tls.Config
-	judge  judge
+	config  *tls.Config
+	judge   judge
+	refused func(net.Addr, error) // may be nil
 
 	ready  chan net.Conn
 	failed chan struct{} // closed when the inner listener fails for good; err says why
@@ -193,8 +194,8 @@ type listener struct {
 	wg     sync.WaitGroup
 }
 
-func newListener(inner net.Listener, c *tls.Config, j judge) *listener {
-	l := &listener{Listener: inner, config: c, judge: j, ready: make(chan net.Conn), failed: make(chan struct{})}
+func newListener(inner net.Listener, c *tls.Config, j judge, refused func(net.Addr, error)) *listener {
+	l := &listener{Listener: inner, config: c, judge: j, refused: refused, ready: make(chan net.Conn), failed: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.wg.Add(1)
 	go l.accept()
@@ -239,6 +240,9 @@ func (l *listener) shake(raw net.Conn) {
 	}
 	if err != nil {
 		raw.Close()
+		if l.refused != nil && l.ctx.Err() == nil {
+			l.refused(raw.RemoteAddr(), err)
+		}
 		return
 	}
 	select {

@@ -17,6 +17,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -46,6 +47,9 @@ type Options struct {
 	ServerName string
 	// NextProtos are the protocols that a listener speaks, for ALPN; none for peers. Dialers offer none.
 	NextProtos []string
+
+	// OnRefused is told of each connection whose client a Wrapper's listener did not let in, and why. It may be called concurrently.
+	OnRefused func(from net.Addr, err error)
 
 	// Auto, if CertFile is empty, makes a certificate signed by itself. Dialers then verify nothing.
 	Auto *Auto

@@ -240,8 +240,25 @@ func TestWhoIsLetIn(t *testing.T) {
 		}), good, false},
 	} {
 		t.Run(name, func(t *testing.T) {
+			refused := make(chan error, 1)
+			tc.server.OnRefused = func(from net.Addr, err error) {
+				if from == nil || err == nil {
+					err = fmt.Errorf("%v: %v", from, err)
+					t.Error(err)
+				}
+				refused <- err
+			}
 			if _, err := reach(t, serve(t, tc.server), client(t, tc.client)); (err == nil) != tc.ok {
 				t.Errorf("a wrapped listener: %v", err)
+			}
+			if tc.ok && len(refused) > 0 {
+				t.Errorf("let in, and told that it was refused: %v", <-refused)
+			} else if !tc.ok {
+				select {
+				case <-refused:
+				case <-time.After(20 * time.Second):
+					t.Error("nobody is told of the refusal")
+				}
 			}
 			if _, err := reach(t, serveInside(t, tc.server), client(t, tc.client)); (err == nil) != tc.ok {
 				t.Errorf("within the handshake: %v", err)
@@ -396,7 +413,9 @@ func TestSourceAddress(t *testing.T) {
 		{[]string{"10.0.0.2"}, nil, false},
 		{[]string{"10.0.0.2"}, []string{"A.members.example"}, true},
 		{nil, []string{"*.members.example"}, true},
-		{nil, []string{"*.example"}, false},
+		{nil, []string{"*.example"}, true}, // as in etcd
+		{nil, []string{"*.EXAMPLE"}, true},
+		{nil, []string{"*.a.members.example"}, false},
 		{nil, []string{"*.other.example"}, false},
 		{nil, []string{"x", "forward.example"}, true},
 		{nil, []string{"b.members.example"}, false},
@@ -407,6 +426,41 @@ func TestSourceAddress(t *testing.T) {
 		}
 		if err := j.checkSource(context.Background(), cert, ip); (err == nil) != tc.ok {
 			t.Errorf("%v %v: %v", tc.ips, tc.names, err)
+		}
+	}
+}
+
+// TestRenewalBreaksOff: wherever the making of new files ends, the next start makes new ones.
+func TestRenewalBreaksOff(t *testing.T) {
+	old, another := t.TempDir(), t.TempDir()
+	for _, dir := range []string{old, another} {
+		if _, err := (&Auto{Dir: dir}).files(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(name string) []byte {
+		b, err := os.ReadFile(filepath.Join(another, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	cert, key := read("cert.pem"), read("key.pem")
+	names := [2]string{filepath.Join(old, "cert.pem"), filepath.Join(old, "key.pem")}
+	crash := errors.New("crash")
+	for written := range 3 {
+		left := written
+		err := writePair(names, cert, key, func(path string, b []byte) error {
+			if left--; left < 0 {
+				return crash
+			}
+			return writeFile(path, b)
+		})
+		if (written < 2) != errors.Is(err, crash) {
+			t.Fatalf("after %d files: %v", written, err)
+		}
+		if _, err := (&Auto{Dir: old}).files(); err != nil {
+			t.Errorf("after %d files the next start says: %v", written, err)
 		}
 	}
 }
