@@ -98,6 +98,21 @@ func (m *member) load(t *testing.T, args ...string) *Result {
 	return &r
 }
 
+// next is what a watch tells next while a run goes on.
+func next(t *testing.T, w clientv3.WatchChan, ended <-chan output) []*clientv3.Event {
+	t.Helper()
+	select {
+	case r := <-w:
+		if r.Err() != nil {
+			t.Fatal(r.Err())
+		}
+		return r.Events
+	case o := <-ended:
+		t.Fatalf("it ended early: %+v", o)
+		return nil
+	}
+}
+
 func (m *member) get(t *testing.T, key string, opts ...clientv3.OpOption) *clientv3.GetResponse {
 	t.Helper()
 	r, err := m.client.Get(t.Context(), key, opts...)
@@ -107,7 +122,8 @@ func (m *member) get(t *testing.T, key string, opts ...clientv3.OpOption) *clien
 	return r
 }
 
-// TestWorkloads runs each for a moment. It must do something, without errors, and leave nothing behind.
+// TestWorkloads runs each for a moment, or a longer one if the machine gives it nothing in that. It must do something, without errors, and leave
+// nothing behind.
 func TestWorkloads(t *testing.T) {
 	m := startMember(t)
 	for _, args := range [][]string{
@@ -116,7 +132,10 @@ func TestWorkloads(t *testing.T) {
 		{"put", "--rate=300", "--warmup=100ms"}, {"get", "--connections=1", "--streams=1", "--keys=10"}, {"put", "--value-size=200000", "--keys=3"},
 	} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
-			r := m.load(t, append(args, "--duration=300ms")...)
+			r := new(Result)
+			for moment := 300 * time.Millisecond; r.Operations == 0 && moment < 10*time.Second; moment *= 2 {
+				r = m.load(t, append(slices.Clone(args), "--duration="+moment.String())...)
+			}
 			if r.Workload != args[0] || r.Operations == 0 || r.Throughput <= 0 || r.Latency == nil || r.Errors != 0 || r.Version == "" {
 				t.Errorf("%+v", r)
 			}
@@ -243,14 +262,14 @@ func TestConflict(t *testing.T) {
 		ended <- m.runUntil(ctx, "txn", "--prefix=/c/", "--keys=1", "--connections=1", "--streams=1", "--duration=10m", "--json")
 	}()
 	for updates := 0; updates < 2; { // the first event is of the filling
-		updates += len((<-events).Events)
+		updates += len(next(t, events, ended))
 	}
 	theirs, err := m.client.Put(t.Context(), "/c/000000000", "theirs")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for last := int64(0); last <= theirs.Header.Revision; { // until ours go on after it
-		for _, e := range (<-events).Events {
+		for _, e := range next(t, events, ended) {
 			last = e.Kv.ModRevision
 		}
 	}
@@ -345,13 +364,9 @@ func TestKilled(t *testing.T) {
 		t.Run(w, func(t *testing.T) {
 			m := startMember(t)
 			ended := make(chan output, 1)
-			go func() { ended <- m.run(w, "--duration=10m", "--timeout=300ms", "--prefix=/k/", "--json") }()
+			go func() { ended <- m.run(w, "--duration=10m", "--timeout=3s", "--prefix=/k/", "--json") }()
 			for seen, w := 0, m.client.Watch(t.Context(), "/k/0", clientv3.WithPrefix()); seen < 500; {
-				r := <-w
-				if r.Err() != nil {
-					t.Fatal(r.Err())
-				}
-				seen += len(r.Events)
+				seen += len(next(t, w, ended))
 			}
 			m.stop()
 			o := <-ended
@@ -376,7 +391,7 @@ func TestInterrupt(t *testing.T) {
 			go func() {
 				ended <- m.runUntil(ctx, w, "--duration=10m", "--prefix=/i/", "--json", "--keep=false", "--keys=1000000")
 			}()
-			for w := m.client.Watch(t.Context(), first, clientv3.WithPrefix()); len((<-w).Events) == 0; {
+			for w := m.client.Watch(t.Context(), first, clientv3.WithPrefix()); len(next(t, w, ended)) == 0; {
 			}
 			interrupt()
 			o := <-ended
@@ -401,10 +416,7 @@ func TestOtherEndpoint(t *testing.T) {
 	go func() {
 		ended <- m.run("put", "--duration=2s", "--timeout=3s", "--prefix=/k/", "--connections=2", "--json", "--keep")
 	}()
-	for w := first.client.Watch(t.Context(), "/k/0", clientv3.WithPrefix()); ; {
-		if r := <-w; len(r.Events) > 0 {
-			break
-		}
+	for w := first.client.Watch(t.Context(), "/k/0", clientv3.WithPrefix()); len(next(t, w, ended)) == 0; {
 	}
 	first.stop()
 	o := <-ended
@@ -450,10 +462,10 @@ func TestStalled(t *testing.T) {
 	defer g.Stop()
 	m := &member{endpoint: l.Addr().String()}
 	for _, how := range []string{"--rate=0", "--rate=1000"} {
-		o := m.run("put", "--total=6", "--connections=2", "--streams=2", "--timeout=200ms", "--json", how)
+		o := m.run("put", "--total=6", "--connections=2", "--streams=2", "--timeout=1s", "--json", how)
 		var r Result
 		if err := json.Unmarshal([]byte(o.out), &r); err != nil || r.Operations != 0 || r.Errors != 6 || len(r.ErrorCodes) != 1 ||
-			r.ErrorCodes[0].Code != codes.DeadlineExceeded.String() || !strings.Contains(r.ErrorCodes[0].First, "no answer within 200ms") {
+			r.ErrorCodes[0].Code != codes.DeadlineExceeded.String() || !strings.Contains(r.ErrorCodes[0].First, "no answer within 1s") {
 			t.Errorf("%s: %v: %+v", how, err, o)
 		}
 		if o.code != 1 || !strings.Contains(o.err, "calls failed: 6 of 6") {

@@ -27,9 +27,22 @@ const (
 	passes       = 3
 )
 
-// unexcused is in the output of a test that found something wrong which no delay explains.
-var unexcused = regexp.MustCompile(`DATA RACE|panic:|fatal error:|linearizable|acknowledged|are missing|went back|without a majority|` +
-	`\bdiffer\b|\blost\b|half of a|is absent|should be|corrupt`)
+// unexcused is in what a test says of a wrong value, which no delay explains; crashed in the output of what did not end as a test.
+// Only the lines that testing.T wrote are looked at for the first, up to the logs that a test gives in full.
+var (
+	unexcused = regexp.MustCompile(`linearizable|were lost|are lost|are missing|went back|without a majority|hashes at|the content differs|` +
+		`half of a|is absent by|it should be|should have|is damaged|acknowledged at|was acknowledged|were acknowledged, those`)
+	crashed = regexp.MustCompile(`WARNING: DATA RACE|(?m)^(panic|fatal error): `)
+	said    = regexp.MustCompile(`(?m)^ +[a-z0-9_]+_test\.go:[0-9]+: .*$`)
+)
+
+// wrong is what shows that a test found something wrong, and "" if nothing does.
+func wrong(output string) string {
+	if word := crashed.FindString(output); word != "" {
+		return word
+	}
+	return unexcused.FindString(strings.Join(said.FindAllString(output, -1), "\n"))
+}
 
 // event is one of cmd/test2json's.
 type event struct{ Action, Package, ImportPath, Test, Output string }
@@ -79,7 +92,7 @@ func read(events io.Reader, verbose bool, out io.Writer) ([]failure, error) {
 					failures = append(failures, failure{Package: e.Package, Test: e.Test, Output: of(e).String()})
 				} else if !slices.ContainsFunc(failures, func(f failure) bool { return f.Package == e.Package }) {
 					failures = append(failures, failure{Package: e.Package, Output: of(e).String()})
-				} else if unexcused.MatchString(of(e).String()) {
+				} else if crashed.MatchString(of(e).String()) {
 					failures = append(failures, failure{Package: e.Package, Output: of(e).String()})
 				}
 				fallthrough
@@ -107,7 +120,7 @@ func excused(failures []failure) error {
 		if f.Test == "" {
 			return fmt.Errorf("%s failed, and not in a test", f.Package)
 		}
-		if word := unexcused.FindString(f.Output); word != "" {
+		if word := wrong(f.Output); word != "" {
 			return fmt.Errorf("%s %s failed, and says %q", f.Package, f.Test, word)
 		}
 	}

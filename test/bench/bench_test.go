@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/engram-kv/engram/test/bench/internal/member"
 	"github.com/engram-kv/engram/test/internal/cluster"
 )
 
@@ -16,27 +15,17 @@ var tinySizes = sizes{
 	window: 100 * time.Millisecond, settle: 0, watchers: 20, leases: 200, storeBytes: 2 << 20,
 }
 
-// TestScenarios runs every scenario through at tiny sizes against Engram, and lists against etcd too, where that can be
-// built. Each figure must come out, and not below zero; what it is says nothing at this size.
+// TestScenarios runs every scenario through at tiny sizes against Engram. Each figure must come out, and not below zero; what it is
+// says nothing at this size. CI runs them beside etcd too (go run ./test/bench -short).
 func TestScenarios(t *testing.T) {
 	b := &bench{sizes: tinySizes, dir: t.TempDir(), progress: t.Output()}
-	etcd, err := member.FindEtcd()
-	if err != nil {
-		t.Logf("etcd cannot be built here, so Engram runs alone: %v", err)
-	}
-	if err := b.build(etcd, "", err != nil); err != nil {
+	if err := b.build("", "", true); err != nil {
 		t.Fatal(err)
 	}
 	r := newReport(true)
-	systems := b.systems
 	for _, s := range scenarios {
-		if b.systems = systems[len(systems)-1:]; s.name == lists.name {
-			b.systems = systems
-		}
 		if s.measureCluster != nil && cluster.Chosen() != engramName { // Engram is left out
-			if b.systems = systems[:1]; systems[0].name != etcdName {
-				continue
-			}
+			continue
 		}
 		samples, err := b.run(s)
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -218,6 +219,9 @@ func runCtlLines(tool, format string, server *process.Server, lines []ctlLine) (
 		args := []string{"--write-out=" + format}
 		if !strings.Contains(strings.Join(l.args, " "), "--endpoints") {
 			args = append(args, "--endpoints="+server.Endpoint())
+		}
+		if said := strings.Join(slices.Concat(l.args, l.env), " "); !strings.Contains(said, "--command-timeout") && !strings.Contains(said, "ETCDCTL_COMMAND_TIMEOUT") {
+			args = append(args, "--command-timeout=20s") // a busy machine is no difference
 		}
 		o, err := process.Command{Program: []string{tool}, Args: append(args, l.args...), Stdin: l.stdin, Env: l.env, Lines: l.lines}.Run()
 		if err != nil {

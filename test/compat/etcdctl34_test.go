@@ -55,7 +55,7 @@ var ownNumbers = regexp.MustCompile(`"(cluster_id|member_id|raft_term|lease)":\d
 
 func (f *foreign) output(c process.Command) process.Output {
 	f.t.Helper()
-	c.Program = []string{f.program}
+	c.Program, c.Args = []string{f.program}, append([]string{"--command-timeout=20s"}, c.Args...) // a busy machine is no difference
 	c.Env = []string{"ETCDCTL_API=3", "ETCDCTL_ENDPOINTS=" + f.server.Endpoint()}
 	o, err := c.Run()
 	if err != nil {

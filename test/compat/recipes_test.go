@@ -229,14 +229,15 @@ func stm(ctx context.Context, c *clientv3.Client, saw func(string, ...any)) erro
 }
 
 func session(ctx context.Context, c *clientv3.Client, saw func(string, ...any)) error {
-	s, err := concurrency.NewSession(c, concurrency.WithTTL(2))
+	s, err := concurrency.NewSession(c, concurrency.WithTTL(5)) // time enough to be kept alive on a busy machine
 	if err != nil {
 		return err
 	}
-	if _, err := c.Put(ctx, "/session/key", "v", clientv3.WithLease(s.Lease())); err != nil {
+	put, err := c.Put(ctx, "/session/key", "v", clientv3.WithLease(s.Lease()))
+	if err != nil {
 		return err
 	}
-	gone := c.Watch(ctx, "/session/", clientv3.WithPrefix())
+	gone := c.Watch(ctx, "/session/", clientv3.WithPrefix(), clientv3.WithRev(put.Header.Revision+1)) // however late it is there
 	alive, err := c.TimeToLive(ctx, s.Lease(), clientv3.WithAttachedKeys())
 	if err != nil {
 		return err

@@ -44,7 +44,7 @@ func isManifest(path string) bool { return strings.HasPrefix(filepath.Base(path)
 // prepared under.
 func isSegment(path string) bool { return filepath.Base(filepath.Dir(path)) == "log" }
 
-// patience is how long is waited at most for what a fault leads to.
+// patience is how long is waited at most for what clients do, or a fault leads to.
 const patience = 2 * time.Minute
 
 var faults = []fault{
@@ -90,7 +90,7 @@ func faultRun(t *testing.T, seed uint64, f fault, errno syscall.Errno) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	<-l.enough
+	l.wait(t, h.ended)
 
 	var failures, healed atomic.Int64
 	skip := int64(d.rnd.IntN(5))
@@ -186,7 +186,7 @@ func TestNoAnswerAfterFailedSync(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		<-l.enough
+		l.wait(t, h.ended)
 		var once atomic.Bool
 		d.setHook(func(op errorfs.Op) error {
 			if !isSync(op.Kind) || !isSegment(op.Path) || !once.CompareAndSwap(false, true) {

@@ -150,7 +150,7 @@ func TestFullDiskFromOutside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	<-l.enough
+	l.wait(t, p.exited)
 	c := dial(t, p.addr)
 	ctx := t.Context()
 	put, err := c.Put(ctx, "known", "value")
@@ -177,9 +177,10 @@ func TestFullDiskFromOutside(t *testing.T) {
 		t.Fatalf("a member does not start on a full disk: %v", err)
 	}
 	c = dial(t, p.addr)
-	if err := refused(); err != nil {
-		t.Fatal(err)
-	}
+	until(t, "a refusal after the restart", func() error {
+		fill(t, disk, 4<<20) // again if the start has made room, as by dropping what it has replayed of the log
+		return refused()
+	})
 	checkReadable(t, c, p.addr, "known", "value")
 
 	if err := os.Remove(filler); err != nil {
@@ -196,7 +197,7 @@ func TestFullDiskFromOutside(t *testing.T) {
 	if l, err = w.begin(p.addr, 200); err != nil {
 		t.Fatal(err)
 	}
-	<-l.enough
+	l.wait(t, p.exited)
 	filler = fill(t, disk, 4<<20)
 	until(t, "the second refusal", refused)
 	if err := os.Remove(filler); err != nil {
@@ -255,7 +256,7 @@ func TestFullDiskLetsDeletesThrough(t *testing.T) {
 			return checkRefusal(err)
 		}
 	}
-	until(t, "the first refusal, above half of the reserve", func() error {
+	aboveHalf := func() error {
 		fill(t, disk, 24<<20) // again if the member has just made room for its log
 		if err := refused(); err != nil {
 			return err
@@ -264,28 +265,34 @@ func TestFullDiskLetsDeletesThrough(t *testing.T) {
 			return fmt.Errorf("%d bytes are free", free)
 		}
 		return nil
-	})
+	}
+	until(t, "the first refusal, above half of the reserve", aboveHalf)
+	// Each is repeated, since the last look at the disk may have been in the midst of filling it.
 	var d *clientv3.DeleteResponse
-	until(t, "a delete below the reserve", func() (err error) { // the last look at the disk may have been in the midst of filling it
+	until(t, "a delete below the reserve", func() (err error) {
 		d, err = c.Delete(ctx, "key0")
 		return err
 	})
 	if d.Deleted != 1 {
 		t.Fatalf("a delete below the reserve: %v", d)
 	}
-	if _, err := c.Txn(ctx).Then(clientv3.OpDelete("key1"), clientv3.OpGet("key2")).Commit(); err != nil {
-		t.Fatalf("a transaction that deletes, below the reserve: %v", err)
+	until(t, "a transaction that deletes, below the reserve", func() error {
+		_, err := c.Txn(ctx).Then(clientv3.OpDelete("key1"), clientv3.OpGet("key2")).Commit()
+		return err
+	})
+	var r *clientv3.TxnResponse
+	until(t, "a small overwrite below the reserve", func() (err error) { // Kubernetes' compactor writes before it compacts
+		r, err = c.Txn(ctx).If(clientv3.Compare(clientv3.Version("key2"), "=", 1)).Then(clientv3.OpPut("key2", "4711")).Else(clientv3.OpGet("key2")).Commit()
+		return err
+	})
+	if !r.Succeeded {
+		t.Fatalf("a small overwrite below the reserve: %v", r)
 	}
-	// Kubernetes' compactor writes before it compacts.
-	if r, err := c.Txn(ctx).If(clientv3.Compare(clientv3.Version("key2"), "=", 1)).Then(clientv3.OpPut("key2", "4711")).Else(clientv3.OpGet("key2")).Commit(); err != nil || !r.Succeeded {
-		t.Fatalf("a small overwrite below the reserve: %v, %v", r, err)
-	}
-	if _, err := c.Compact(ctx, d.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
-		t.Fatalf("a compaction below the reserve: %v", err)
-	}
-	if err := refused(); err != nil {
-		t.Fatal(err)
-	}
+	until(t, "a compaction below the reserve", func() error {
+		_, err := c.Compact(ctx, d.Header.Revision, clientv3.WithCompactPhysical())
+		return err
+	})
+	until(t, "a refusal after the compaction, above half of the reserve", aboveHalf)
 	filler := fill(t, disk, 12<<20) // the same file, larger
 	until(t, "a delete is refused below half of the reserve", func() error {
 		if _, err := c.Delete(ctx, "nothing"); err == nil {
@@ -294,12 +301,14 @@ func TestFullDiskLetsDeletesThrough(t *testing.T) {
 			return checkRefusal(err)
 		}
 	})
-	if _, err := c.Put(ctx, "key2", "4712"); checkRefusal(err) != nil {
-		t.Errorf("a small overwrite below half of the reserve: %v", err)
-	}
-	if _, err := c.Compact(ctx, d.Header.Revision+1); err != nil {
-		t.Errorf("a compaction below half of the reserve: %v", err)
-	}
+	until(t, "a small overwrite is refused below half of the reserve", func() error {
+		_, err := c.Put(ctx, "key2", "4712")
+		return checkRefusal(err)
+	})
+	until(t, "a compaction below half of the reserve", func() error {
+		_, err := c.Compact(ctx, d.Header.Revision+1)
+		return err
+	})
 	fill(t, disk, 6<<20)
 	until(t, "a compaction is refused below a quarter of the reserve", func() error {
 		if _, err := c.Compact(ctx, 1); err == nil || errors.Is(err, rpctypes.ErrCompacted) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -101,6 +102,18 @@ func (w *load) begin(addr string, goal int) (*life, error) {
 	}
 	l.work.Go(l.compact)
 	return l, nil
+}
+
+// wait waits until goal answers are there, which a member that ends does not give.
+func (l *life) wait(t testing.TB, ended <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-l.enough:
+	case <-ended:
+		t.Fatalf("the member ended by itself: %v", l.w.failed())
+	case <-time.After(patience):
+		t.Fatalf("too few answers within %v: %v", patience, l.w.failed())
+	}
 }
 
 // gone ends the clients of a member that is no more.

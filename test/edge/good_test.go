@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +25,7 @@ const (
 type good struct {
 	client *clientv3.Client
 	halt   chan struct{} // closed: no more calls
+	silent atomic.Bool   // for a while
 	stop   context.CancelFunc
 	calls  sync.WaitGroup
 
@@ -69,7 +71,9 @@ func beGood(t testing.TB, m *member.Member, secure bool) *good {
 			case <-ctx.Done():
 				return
 			case due := <-tick.C:
-				g.calls.Go(func() { g.call(i, due) })
+				if !g.silent.Load() {
+					g.calls.Go(func() { g.call(i, due) })
+				}
 			}
 		}
 	})

@@ -204,7 +204,7 @@ func three(t *testing.T) (*cluster.Cluster, []string) {
 func TestOneMemberDies(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	c, endpoints := three(t)
-	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: 2 * time.Second, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second, Logger: zap.NewNop()})
+	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: 2 * time.Second, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 20 * time.Second, Logger: zap.NewNop()})
 	check(t, err)
 	defer client.Close()
 	follower := func() *cluster.Member {
@@ -456,10 +456,10 @@ func TestKeepAlive(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	m := member.Start(t, 0)
 	client := m.Dial(t, func(c *clientv3.Config) {
-		c.DialKeepAliveTime, c.DialKeepAliveTimeout = 10*time.Second, 2*time.Second
+		c.DialKeepAliveTime, c.DialKeepAliveTimeout = 10*time.Second, 20*time.Second
 	})
 	quiet := m.Dial(t, func(c *clientv3.Config) { // without a call
-		c.DialKeepAliveTime, c.DialKeepAliveTimeout = 10*time.Second, 2*time.Second
+		c.DialKeepAliveTime, c.DialKeepAliveTimeout = 10*time.Second, 20*time.Second
 	})
 	_, err := quiet.Get(t.Context(), "k")
 	check(t, err)

@@ -210,6 +210,7 @@ func TestIdle(t *testing.T) {
 	}
 	hello := clientHello(t)
 	w := b.watch(t)
+	alone := b.quiet()
 	var all []net.Conn
 	var ending int64
 	var ended atomic.Int64
@@ -258,13 +259,7 @@ func TestIdle(t *testing.T) {
 			t.Errorf("a new client over %s was served after %v, at most %v is in order, and %v were the machine's", name, took, greetWithin, stood)
 		}
 	}
-	// What they cost all the time is in each moment's cost; what else goes on is not in the least of some.
-	share := math.Inf(1)
-	for range 5 {
-		before, quiet := b.cpu(), time.Now()
-		<-time.After(time.Second) // the measure is the time
-		share = min(share, (b.cpu()-before).Seconds()/time.Since(quiet).Seconds()-b.ease)
-	}
+	share := b.quiet() - alone
 	t.Logf("while they are idle they cost %.3f cores", share)
 	reason := ""
 	if member.Long() && member.Engram() {
@@ -281,6 +276,21 @@ func TestIdle(t *testing.T) {
 		}
 	}
 	w.judge(t, int64(len(all))*perIdle, reason, func(time.Duration) {})
+}
+
+// quiet is what the member costs while the good client is silent, in CPU seconds per second. What goes on all the time is in each moment's cost; what
+// else does is not in the least of some.
+func (b *battle) quiet() float64 {
+	b.t.Helper()
+	b.good.silent.Store(true)
+	defer b.good.silent.Store(false)
+	share := math.Inf(1)
+	for range 5 {
+		before, began := b.cpu(), time.Now()
+		<-time.After(time.Second) // the measure is the time
+		share = min(share, (b.cpu()-before).Seconds()/time.Since(began).Seconds())
+	}
+	return share
 }
 
 // clientHello is the first thing that a TLS client says.

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	within   = 5 * time.Minute // one test
+	within   = 5 * time.Minute // the start, each fault until the cluster is whole, and the judgement
 	calm     = 100             // answers between two faults
 	badTimes = 100             // answers during one
 )
@@ -48,7 +48,7 @@ var program = sync.OnceValues(func() (cluster.Program, error) { return cluster.B
 // trial is a cluster of three under load.
 type trial struct {
 	*testing.T
-	ctx  context.Context
+	ctx  context.Context // of what is under way
 	c    *cluster.Cluster
 	load *history.Load
 }
@@ -61,8 +61,6 @@ func begin(t *testing.T, o history.Options, prepare func(c *cluster.Cluster)) *t
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), within)
-	t.Cleanup(cancel)
 	c := cluster.New(t.TempDir())
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -75,13 +73,22 @@ func begin(t *testing.T, o history.Options, prepare func(c *cluster.Cluster)) *t
 	if prepare != nil {
 		prepare(c)
 	}
-	b := &trial{T: t, ctx: ctx, c: c}
-	b.must(c.Start(ctx, p, p, p))
+	b := &trial{T: t, c: c}
+	b.renew()
+	b.must(c.Start(b.ctx, p, p, p))
 	o.Seed, o.Within = rand.Uint64(), 3*time.Second
 	b.load, err = history.Start(c, o)
 	b.must(err)
 	t.Cleanup(b.load.Abandon)
+	b.renew()
 	return b
+}
+
+// renew gives what is next its time.
+func (b *trial) renew() {
+	var cancel context.CancelFunc
+	b.ctx, cancel = context.WithTimeout(b.Context(), within)
+	b.Cleanup(cancel)
 }
 
 func (b *trial) must(err error) {
@@ -91,7 +98,7 @@ func (b *trial) must(err error) {
 	}
 }
 
-// during brings a fault about, has clients go on if they can, ends it, and waits for the cluster to be whole.
+// during brings a fault about, has clients go on if they can, ends it, and waits for the cluster to be whole. What is next has its own time.
 func (b *trial) during(name string, answers int, fault, end func() error) {
 	b.Helper()
 	b.must(b.load.Answers(b.ctx, calm))
@@ -117,6 +124,7 @@ func (b *trial) during(name string, answers int, fault, end func() error) {
 		b.Fatalf("%s: %v", name, err)
 	}
 	b.Logf("%s: %v", name, time.Since(began).Round(time.Millisecond))
+	b.renew()
 }
 
 // whole waits until all members agree on a leader and each answers linearizable reads.

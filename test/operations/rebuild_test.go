@@ -177,7 +177,7 @@ func TestRebuildRefuses(t *testing.T) {
 	members := r.c.Members()
 	rebuild := func(in string, args ...string) string {
 		t.Helper()
-		cmd := exec.CommandContext(r.ctx, r.p.Path, append([]string{"ctl", "--endpoints=" + strings.Join(r.endpoints(), ","), "rebuild"}, args...)...)
+		cmd := exec.CommandContext(r.ctx, r.p.Path, append([]string{"ctl", "--endpoints=" + strings.Join(r.endpoints(), ","), "rebuild", "--anew"}, args...)...)
 		cmd.Stdin = strings.NewReader(in)
 		text, err := cmd.CombinedOutput()
 		if err == nil {

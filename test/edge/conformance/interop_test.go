@@ -32,6 +32,10 @@ const (
 	oracleVariable    = "CONFORMANCE_ORACLE"    // not empty: grpc-go's own server, which shows faults of the tests
 
 	interopWithin = time.Minute
+
+	// hasty is the case whose calls have a millisecond. It fails where a busy machine does not let its parts run in that, so it runs alone, and a
+	// few times if need be: what is wrong with a server is so each time.
+	hasty, hastyTries = "timeout_on_sleeping_server", 5
 )
 
 // interopCase runs a case, and ends the process if it fails.
@@ -46,7 +50,7 @@ func interopCases() map[string]interopCase {
 		"server_streaming":            of(interop.DoServerStreaming),
 		"ping_pong":                   of(interop.DoPingPong),
 		"empty_stream":                of(interop.DoEmptyStream),
-		"timeout_on_sleeping_server":  of(interop.DoTimeoutOnSleepingServer),
+		hasty:                         of(interop.DoTimeoutOnSleepingServer),
 		"cancel_after_begin":          of(interop.DoCancelAfterBegin),
 		"cancel_after_first_response": of(interop.DoCancelAfterFirstResponse),
 		"custom_metadata":             of(interop.DoCustomMetadata),
@@ -97,7 +101,7 @@ func everything(ctx context.Context, cc *grpc.ClientConn, o ...grpc.CallOption) 
 				for i := range names {
 					name := names[(i+caller+round)%len(names)]
 					switch name {
-					case "soak", "everything", "timeout_on_sleeping_server": // that one fails when the machine is slow
+					case "soak", "everything", hasty:
 					default:
 						cases[name](ctx, cc, o...)
 					}
@@ -122,11 +126,22 @@ func TestInterop(t *testing.T) {
 	} {
 		for name := range interopCases() {
 			t.Run(over.name+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				cmd := part(t, "interop", caseVariable+"="+name, targetVariable+"="+over.address,
-					authorityVariable+"="+over.authority, gzipVariable+"="+over.gzip)
-				if text, err := cmd.CombinedOutput(); err != nil {
-					t.Errorf("%v\n%s", err, text)
+				tries := hastyTries
+				if name != hasty {
+					t.Parallel()
+					tries = 1
+				}
+				for try := 1; ; try++ {
+					cmd := part(t, "interop", caseVariable+"="+name, targetVariable+"="+over.address,
+						authorityVariable+"="+over.authority, gzipVariable+"="+over.gzip)
+					text, err := cmd.CombinedOutput()
+					if err == nil {
+						break
+					}
+					if try == tries {
+						t.Fatalf("%v\n%s", err, text)
+					}
+					t.Logf("try %d: %v\n%s", try, err, text)
 				}
 			})
 		}

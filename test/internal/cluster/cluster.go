@@ -147,10 +147,10 @@ func (c *Cluster) newMember(p Program, state string) (*Member, error) {
 	client, peer := "2379", "2380" // a namespace has all ports to itself
 	if h.Namespace == "" {
 		var err error
-		if client, err = freePort(address); err != nil {
+		if client, err = FreePort(); err != nil {
 			return nil, err
 		}
-		if peer, err = freePort(address); err != nil {
+		if peer, err = FreePort(); err != nil {
 			return nil, err
 		}
 	}

@@ -2,18 +2,13 @@ package cluster
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -23,10 +18,6 @@ import (
 const (
 	stopWithin = 30 * time.Second
 	logTail    = 3 << 10
-
-	// Ports lie below those that the kernel gives to outgoing connections, or one of these could take the port of a
-	// member between its death and its restart.
-	firstPort, lastPort = 12_000, 30_000
 )
 
 // Stop ends the process with SIGTERM and waits for it.
@@ -216,36 +207,3 @@ func (m *Member) close() error {
 
 // CPU is the time that the process has spent on all its threads, user and system together.
 func (m *Member) CPU() (time.Duration, error) { return process.CPU(m.PID()) }
-
-var ports struct {
-	sync.Mutex
-	given map[int]bool
-}
-
-// FreePort finds a port of loopback for what is not a member's own.
-func FreePort() (string, error) { return freePort("127.0.0.1") }
-
-// freePort finds a port of address that nothing listens on, and gives none twice.
-func freePort(address string) (string, error) {
-	ports.Lock()
-	defer ports.Unlock()
-	if ports.given == nil {
-		ports.given = make(map[int]bool)
-	}
-	var failed error
-	for range 100 {
-		port := firstPort + rand.IntN(lastPort-firstPort)
-		if ports.given[port] {
-			continue
-		}
-		l, err := net.Listen("tcp", net.JoinHostPort(address, strconv.Itoa(port)))
-		if err != nil {
-			failed = errors.Join(failed, err)
-			continue
-		}
-		l.Close()
-		ports.given[port] = true
-		return strconv.Itoa(port), nil
-	}
-	return "", fmt.Errorf("no free port on %s: %w", address, failed)
-}

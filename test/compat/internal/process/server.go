@@ -27,7 +27,6 @@ import (
 const (
 	readyWithin = time.Minute
 	stopWithin  = time.Minute
-	startTries  = 3 // a port found free may be taken by another process before the member listens on it
 	logTail     = 4 << 10
 	maxMessage  = 64 << 20
 )
@@ -59,32 +58,23 @@ type Server struct {
 
 // Start runs a new member of a cluster of one and waits until it answers.
 func Start(o Options) (*Server, error) {
-	var err error
-	for range startTries {
-		s := &Server{Name: o.Name, options: o, DataDir: filepath.Join(o.Dir, o.Name+".data")}
-		var addresses []string
-		if addresses, err = freeAddresses(3); err != nil {
-			return nil, err
-		}
-		s.ClientURL, s.PeerURL = "http://"+addresses[0], "http://"+addresses[1]
-		if o.Secure {
-			s.SecureURL = "https://" + addresses[2]
-		}
-		if s.log, err = os.Create(filepath.Join(o.Dir, o.Name+".log")); err != nil {
-			return nil, err
-		}
-		if err = s.run(); err == nil {
-			return s, nil
-		}
-		s.Close()
-		if !strings.Contains(err.Error(), "address already in use") {
-			break
-		}
-		if err := os.RemoveAll(s.DataDir); err != nil {
-			return nil, err
-		}
+	s := &Server{Name: o.Name, options: o, DataDir: filepath.Join(o.Dir, o.Name+".data")}
+	addresses, err := freeAddresses(3)
+	if err != nil {
+		return nil, err
 	}
-	return nil, err
+	s.ClientURL, s.PeerURL = "http://"+addresses[0], "http://"+addresses[1]
+	if o.Secure {
+		s.SecureURL = "https://" + addresses[2]
+	}
+	if s.log, err = os.Create(filepath.Join(o.Dir, o.Name+".log")); err != nil {
+		return nil, err
+	}
+	if err := s.run(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
 }
 
 // Conn is the connection to the running member. It is replaced by Restart.
@@ -259,7 +249,7 @@ func (s *Server) end(sig syscall.Signal) error {
 	}
 }
 
-// freeAddresses returns addresses on loopback that nobody listens on, and that no outgoing connection takes while the member is down.
+// freeAddresses returns addresses on loopback that nobody else gets, also while the member is down.
 func freeAddresses(n int) ([]string, error) {
 	free := make([]string, n)
 	for i := range free {
