@@ -328,6 +328,7 @@ func (c *conn) drop(s *stream, reset bool) bool {
 	}
 	delete(c.streams, s.id)
 	c.unhold(int(s.cost))
+	s.release() // what came since the call was over; who takes more looks at gone afterwards
 	c.unlist(s)
 	c.remember(s.id, reset)
 	if s.m != nil && s.m.unary != nil {

@@ -266,7 +266,11 @@ func (c *conn) endStalled(before int64) {
 			if s.cut == nil {
 				s.cut = errUnread
 			}
-			c.reset(s.id, http2.ErrCodeEnhanceYourCalm)
+			code := http2.ErrCodeEnhanceYourCalm
+			if s.m.unary != nil {
+				code = http2.ErrCodeInternal // it may have written: neither refused, nor to be repeated
+			}
+			c.reset(s.id, code)
 			c.drop(s, true)
 			ended = append(ended, s)
 		}

@@ -318,7 +318,9 @@ func (s *stream) refuseMessage(st *status.Status) {
 }
 
 // hold counts bytes of the client's that are kept. It returns false if that is
-// too many; they count until release all the same.
+// too many; they count until release all the same. Who calls it without the
+// connection's lock has to look afterwards whether the stream is gone: drop, which
+// gives back all that is kept, may have come before.
 func (s *stream) hold(n int) bool {
 	if s.count(n) {
 		return true
