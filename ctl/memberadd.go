@@ -249,6 +249,41 @@ func memberOf(members []*etcdserverpb.Member, id uint64) *etcdserverpb.Member {
 	return nil
 }
 
+// reach asks a member for its status, at all its client URLs at once, and returns the one at which it answers first. Another member's answer
+// is none: a URL may mean another host here than it does there.
+func (t *tool) reach(ctx context.Context, client *clientv3.Client, m *etcdserverpb.Member) (at string, status *clientv3.StatusResponse, err error) {
+	ctx, cancel := context.WithTimeout(ctx, t.global.commandTimeout)
+	defer cancel()
+	type answer struct {
+		at     string
+		status *clientv3.StatusResponse
+		err    error
+	}
+	answers := make(chan answer, len(m.GetClientURLs()))
+	for _, u := range m.GetClientURLs() {
+		go func() {
+			s, err := client.Status(ctx, u)
+			if err == nil && s.Header.GetMemberId() != m.GetID() {
+				err = fmt.Errorf("member %x answers there", s.Header.GetMemberId())
+			}
+			answers <- answer{u, s, err}
+		}()
+	}
+	err = errors.New("it has not started")
+	for i := range cap(answers) {
+		a := <-answers
+		switch {
+		case a.err == nil:
+			return a.at, a.status, nil
+		case i == 0:
+			err = fmt.Errorf("%s: %w", a.at, a.err)
+		default:
+			err = fmt.Errorf("%w; %s: %w", err, a.at, a.err)
+		}
+	}
+	return "", nil, err
+}
+
 // learnerState says in a few words how far a learner is.
 func (t *tool) learnerState(ctx context.Context, client *clientv3.Client, id uint64) string {
 	list, err := client.MemberList(ctx)
@@ -259,9 +294,9 @@ func (t *tool) learnerState(ctx context.Context, client *clientv3.Client, id uin
 	if m.GetName() == "" || len(m.GetClientURLs()) == 0 {
 		return "has not started yet"
 	}
-	learner, err := client.Status(ctx, m.GetClientURLs()[0])
+	_, learner, err := t.reach(ctx, client, m)
 	if err != nil {
-		return fmt.Sprintf("started, and does not answer at %s", m.GetClientURLs()[0])
+		return fmt.Sprintf("started, and does not answer at %s", strings.Join(m.GetClientURLs(), ", "))
 	}
 	var last uint64
 	for _, endpoint := range client.Endpoints() {

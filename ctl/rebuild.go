@@ -32,8 +32,8 @@ it, adds it anew as a learner, says which directory to move aside and how to sta
 its data with the others'.
 
 --endpoints should name the other members. Nothing is changed before the question is answered with yes, or --yes is given. An
-interrupt stops the waiting alone: the same command with the new ID goes on where it stopped. So a learner that has not started
-or answers is not replaced, nor is a voter that answers, unless an alarm names it or its data differs; --anew replaces these, too.`,
+interrupt stops the waiting alone: the same command with the new ID goes on where it stopped. So a learner is not replaced unless
+an alarm names it, nor is a voter that answers, unless an alarm names it or its data differs; --anew replaces these, too.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return badArguments("rebuild needs one member, by ID or name")
@@ -69,11 +69,18 @@ func (t *tool) rebuild(c *cobra.Command, which string, f rebuildFlags) error {
 	if err := r.find(which); err != nil {
 		return err
 	}
-	replace, runs := true, r.answers(r.member) == nil
+	away := r.answers(r.member)
+	replace, runs := true, away == nil
 	switch {
 	case f.anew:
 	case r.member.GetIsLearner(): // one that has not started, or catches up, was added by an earlier run
-		replace = !runs && started(r.member) == "started"
+		if replace, err = r.named(); err != nil {
+			return err
+		}
+		if !replace && !runs && started(r.member) == "started" {
+			return fmt.Errorf("nothing was changed: member %x (%s) is a learner that has started, and does not answer: %w; start it again as it was, and this goes on; --anew replaces it",
+				r.member.GetID(), r.name, away)
+		}
 	case runs:
 		if sound, err := r.sound(); err != nil {
 			return err
@@ -159,14 +166,8 @@ func (r *rebuilding) list() error {
 // sound says whether a voter that answers may stay as it is: no alarm names it, and its data is that of the others. One that an
 // earlier run has rebuilt is such a voter.
 func (r *rebuilding) sound() (bool, error) {
-	alarms, err := r.alarms()
-	if err != nil {
+	if named, err := r.named(); err != nil || named {
 		return false, err
-	}
-	for _, a := range alarms {
-		if a.MemberID == r.member.GetID() && a.Alarm == etcdserverpb.AlarmType_CORRUPT {
-			return false, nil
-		}
 	}
 	fmt.Fprintf(r.t.err, "Member %x (%s) answers, and no alarm names it: before anything is changed its data is compared with the others'.\n", r.member.GetID(), r.name)
 	at, err := r.compare()
@@ -216,12 +217,7 @@ func (r *rebuilding) check() error {
 
 // answers says whether a member serves and knows a leader.
 func (r *rebuilding) answers(m *etcdserverpb.Member) error {
-	if len(m.GetClientURLs()) == 0 {
-		return errors.New("it has not started")
-	}
-	ctx, cancel := r.t.commandContext()
-	defer cancel()
-	s, err := r.client.Status(ctx, m.GetClientURLs()[0])
+	_, s, err := r.t.reach(r.t.ctx, r.client, m)
 	if err == nil && s.Leader == 0 {
 		err = errors.New("it knows no leader")
 	}
@@ -329,8 +325,12 @@ func (r *rebuilding) tellStart() {
 	fmt.Fprintf(out, "\nwith all other flags as before (URLs to listen on, TLS, quota). A --wal-dir of its own is moved aside as well.\n")
 }
 
-// compareTries is how often hashes are asked for until all can be compared.
-const compareTries = 30
+const (
+	// compareTries is how often hashes are asked for until all can be compared.
+	compareTries = 30
+	// differTries is how often a difference is found until it is taken for one, as for the alarm CORRUPT.
+	differTries = 3
+)
 
 var (
 	// errDiffers says that the member has other data than another one at the same revision.
@@ -339,11 +339,14 @@ var (
 	errAlone = errors.New("there is no other member that has started")
 )
 
-// compare compares the members' data at one revision, which it returns. It tries again, for a member may lag, or compact just now.
+// compare compares the members' data at one revision, which it returns. It tries again, for a member may lag, or compact just now. Its
+// error is errDiffers if the data differed differTries times, and was never found equal.
 func (r *rebuilding) compare() (at int64, err error) {
 	waiting, stop := r.t.interrupted()
 	defer stop()
-	for try := 0; try < compareTries; try++ {
+	var differed, failed error
+	differs := 0
+	for try := range compareTries {
 		if try > 0 {
 			select {
 			case <-waiting.Done():
@@ -354,22 +357,31 @@ func (r *rebuilding) compare() (at int64, err error) {
 		if err = r.list(); err == nil {
 			at, err = r.compareOnce(waiting)
 		}
-		if err == nil || errors.Is(err, errAlone) {
-			break
+		if errors.Is(err, errDiffers) {
+			differs, differed = differs+1, err
+		} else {
+			failed = err
+		}
+		if err == nil || differs == differTries || errors.Is(err, errAlone) {
+			return at, err
 		}
 	}
-	return at, err
+	if differs > 0 {
+		failed = fmt.Errorf("%w; in %d of %d comparisons %v", failed, differs, compareTries, differed)
+	}
+	return at, failed
 }
 
 func (r *rebuilding) compareOnce(ctx context.Context) (at int64, err error) {
 	self := memberOf(r.members, r.member.GetID())
-	if len(self.GetClientURLs()) == 0 {
-		return 0, errors.New("it has not told its client URLs")
-	}
 	ask := func(m *etcdserverpb.Member, revision int64) (*clientv3.HashKVResponse, error) {
+		url, _, err := r.t.reach(ctx, r.client, m)
+		if err != nil {
+			return nil, err
+		}
 		ctx, cancel := context.WithTimeout(ctx, max(r.t.global.commandTimeout, time.Minute)) // it reads the whole store
 		defer cancel()
-		return r.client.HashKV(ctx, m.GetClientURLs()[0], revision)
+		return r.client.HashKV(ctx, url, revision)
 	}
 	own, err := ask(self, 0)
 	if err != nil {
@@ -401,6 +413,14 @@ func (r *rebuilding) compareOnce(ctx context.Context) (at int64, err error) {
 		err = errAlone
 	}
 	return at, err
+}
+
+// named says whether the alarm CORRUPT names the member.
+func (r *rebuilding) named() (bool, error) {
+	alarms, err := r.alarms()
+	return slices.ContainsFunc(alarms, func(a *etcdserverpb.AlarmMember) bool {
+		return a.MemberID == r.member.GetID() && a.Alarm == etcdserverpb.AlarmType_CORRUPT
+	}), err
 }
 
 // alarms asks for the alarms that are on.
