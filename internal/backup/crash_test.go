@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 
@@ -146,6 +147,38 @@ func TestRestoreAfterCrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(t, mem, r, r.Targets[0], keys+1, -1)
+}
+
+// TestRestoreAfterAnother restores where an earlier restore with its log in other places was interrupted: none of that becomes part of the directory.
+func TestRestoreAfterAnother(t *testing.T) {
+	b := open(t, saved(t))
+	mem := vfs.NewMem()
+	r := topology(mem, 1)
+	r.Targets[0].LogDir = "logs/m0"
+	for _, path := range []string{"data/m0.restoring/log/junk", "data/m0.restoring/raft/wal/junk", "data/m0.restoring/LOCK", "data/m0.restoring/IDENTITY.tmp", "logs/m0.restoring/junk"} {
+		if err := mem.MkdirAll(mem.PathDir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		f, err := mem.Create(path, vfs.WriteCategoryUnspecified)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := b.Restore(context.Background(), r); err != nil {
+		t.Fatal(err)
+	}
+	check(t, mem, r, r.Targets[0], keys+1, -1)
+	names, err := mem.List("data/m0")
+	slices.Sort(names)
+	if want := []string{datadir.IdentityFile, datadir.Lock, datadir.Index, datadir.Store}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("the directory holds %v, want %v; %v", names, want, err)
+	}
+	if names, err := mem.List("logs/m0"); err != nil || slices.Contains(names, "junk") {
+		t.Errorf("the log's directory holds %v, %v", names, err)
+	}
 }
 
 // TestRestoreFails lets each step fail: nothing is left then, and the error is told.

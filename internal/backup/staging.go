@@ -32,7 +32,7 @@ const (
 )
 
 // stage begins a directory. What an interrupted restore left beside the target
-// is deleted.
+// is deleted, whatever it is: it would become part of the directory.
 func (r *Restore) stage(t Target, id datadir.Identity) (_ *staging, err error) {
 	s := &staging{fs: r.FS, target: t, dir: t.DataDir + stagingSuffix}
 	if _, err := r.FS.Stat(t.DataDir); err == nil {
@@ -63,10 +63,22 @@ func (r *Restore) stage(t Target, id datadir.Identity) (_ *staging, err error) {
 		s.dir, s.logDir = "", "" // another process's
 		return nil, fmt.Errorf("another restore into %s is under way: %w", t.DataDir, err)
 	}
-	for _, dir := range [...]string{r.FS.PathJoin(s.dir, datadir.Store), r.FS.PathJoin(s.dir, datadir.Index), s.logDir} {
-		if err := r.FS.RemoveAll(dir); err != nil {
+	names, err := r.FS.List(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	left := []string{s.logDir} // which may lie elsewhere
+	for _, name := range names {
+		if name != datadir.Lock {
+			left = append(left, r.FS.PathJoin(s.dir, name))
+		}
+	}
+	for _, path := range left {
+		if err := r.FS.RemoveAll(path); err != nil {
 			return nil, err
 		}
+	}
+	for _, dir := range [...]string{r.FS.PathJoin(s.dir, datadir.Store), r.FS.PathJoin(s.dir, datadir.Index), s.logDir} {
 		if err := datadir.Make(r.FS, dir); err != nil {
 			return nil, err
 		}
