@@ -97,7 +97,7 @@ func TestOutboxOwnBounds(t *testing.T) {
 func TestOutboxAnnouncesEnough(t *testing.T) {
 	for _, refused := range [][]Message{sized(61), slices.Concat(sized(1), sized(1), sized(1))} {
 		box := newTestOutboxes(1000).open(4, 100)
-		if !box.Send(sized(20)) || !box.Send(sized(20)) || box.Send(refused) {
+		if first, second := box.Send(sized(20)), box.Send(sized(20)); !first || !second || box.Send(refused) {
 			t.Fatal("40 bytes in two messages should fit, and no more of them than the bounds")
 		}
 		if box.owesReady() {
