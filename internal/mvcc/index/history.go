@@ -236,12 +236,20 @@ func (h *history) oldest(l link, old, next *entry) (found bool) {
 	return found
 }
 
+// grow is slices.Grow, which allocates the room twice where nothing is optimised, as under the race detector.
+func grow[T any](s []T, n int) []T {
+	if cap(s)-len(s) >= n {
+		return s
+	}
+	return append(make([]T, 0, max(len(s)+n, 2*cap(s))), s...)
+}
+
 // places appends to dst where the entries from l on back are, newest first, to
 // the first that is not newer than main revision bound. A key may have millions
 // of them: they are decoded one at a time.
 func (h *history) places(l link, bound int64, dst []link) []link {
 	if bound == 0 { // all
-		dst = slices.Grow(dst, int(h.len(l)))
+		dst = grow(dst, int(h.len(l)))
 	}
 	for l != 0 {
 		var e entry

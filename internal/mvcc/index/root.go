@@ -2,7 +2,6 @@ package index
 
 import (
 	"bytes"
-	"slices"
 )
 
 // Root is an immutable moment of a Tree. Any goroutine may use it; the zero
@@ -253,7 +252,7 @@ func (r Root) Walk(from []byte, fn func(*Record) bool) {
 			row := l.row(i)
 			rec.Key, rec.Lease, rec.Ref = l.key(i), l.lease(i), row.ref
 			places = l.hist.places(row.hist, 0, places[:0])
-			rec.Revs = slices.Grow(rec.Revs[:0], len(places)+1)
+			rec.Revs = grow(rec.Revs[:0], len(places)+1)
 			l.revs(i, places, func(v *Rev) { rec.Revs = append(rec.Revs, *v) })
 			if !fn(&rec) {
 				return false
