@@ -250,15 +250,16 @@ func (f *restoreFlags) local(members []config.Member) (config.Member, error) {
 	if err != nil {
 		return config.Member{}, err
 	}
+	// The words are etcdutl's; here the URLs are compared as text.
 	for _, u := range self.PeerURLs {
 		if !slices.Contains(advertised, u) {
-			return config.Member{}, fmt.Errorf("--initial-cluster has %s=%s but missing from --initial-advertise-peer-urls=%s (%q != %q): write the same URLs in both, names are not looked up", self.Name, u, f.peers,
+			return config.Member{}, fmt.Errorf("--initial-cluster has %s=%s but missing from --initial-advertise-peer-urls=%s (resolved urls: %q != %q)", self.Name, u, f.peers,
 				strings.Join(advertised, ","), strings.Join(self.PeerURLs, ","))
 		}
 	}
 	for _, u := range advertised {
 		if !slices.Contains(self.PeerURLs, u) {
-			return config.Member{}, fmt.Errorf("--initial-advertise-peer-urls has %s but missing from --initial-cluster=%s (%q != %q): write the same URLs in both, names are not looked up", u, f.cluster,
+			return config.Member{}, fmt.Errorf("--initial-advertise-peer-urls has %s but missing from --initial-cluster=%s (resolved urls: %q != %q)", u, f.cluster,
 				strings.Join(advertised, ","), strings.Join(self.PeerURLs, ","))
 		}
 	}
