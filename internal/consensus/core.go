@@ -296,11 +296,7 @@ func (c *Core) Err() error {
 func (c *Core) Stop(in *Input, out *Output) {
 	out.reset()
 	for i := range in.Applied {
-		for _, r := range in.Applied[i].Results {
-			if r.ID != 0 {
-				c.complete(r.ID, r, nil, out)
-			}
-		}
+		c.tell(in.Applied[i].Results, out)
 	}
 	c.waiters.drain(func(w waiter) {
 		out.Completions = append(out.Completions, Completion{w.done, Result{}, ErrStopped, w.size})
@@ -496,17 +492,22 @@ func (c *Core) onApplied(a *Applied, out *Output) {
 	})
 	c.confStuck = false
 	c.handOver(out)
-	for i := range a.Results {
-		r := &a.Results[i]
+	c.tell(a.Results, out)
+	if !c.confirmed && c.firstOfTerm != 0 && c.applied >= c.firstOfTerm {
+		c.confirmed = true
+		out.Events = append(out.Events, LeadershipConfirmed{Term: c.term, Index: c.firstOfTerm})
+	}
+}
+
+// tell gives each result to whoever waits for it, and those with a reply that nobody waits for to Discard.
+func (c *Core) tell(results []Result, out *Output) {
+	for i := range results {
+		r := &results[i]
 		if r.ID != 0 && c.waiters.has(r.ID) {
 			c.complete(r.ID, *r, nil, out)
 		} else if r.Reply != nil && c.opt.Discard != nil {
 			c.opt.Discard(*r)
 		}
-	}
-	if !c.confirmed && c.firstOfTerm != 0 && c.applied >= c.firstOfTerm {
-		c.confirmed = true
-		out.Events = append(out.Events, LeadershipConfirmed{Term: c.term, Index: c.firstOfTerm})
 	}
 }
 

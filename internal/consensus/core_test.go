@@ -163,3 +163,41 @@ func TestIDs(t *testing.T) {
 		t.Fatal("a lease id must be positive")
 	}
 }
+
+// TestUnawaitedReplies: a reply that nobody waits for is given up, in a step and at the end alike; one that somebody waits for is his.
+func TestUnawaitedReplies(t *testing.T) {
+	for name, end := range map[string]func(*Core, *Input, *Output){"step": (*Core).Step, "stop": (*Core).Stop} {
+		t.Run(name, func(t *testing.T) {
+			now := time.Unix(1e9, 0)
+			l, m := newMemLog(), newListMachine()
+			m.index, m.term, m.conf = 1, 1, &raftpb.ConfState{Voters: []uint64{1, 2}}
+			var entries []*raftpb.Entry
+			for i := range uint64(3) {
+				entries = append(entries, &raftpb.Entry{Index: new(i + 1), Term: new(uint64(1))})
+			}
+			if _, err := l.Write([]raftlog.Append{{Entries: entries, HardState: &raftpb.HardState{Term: new(uint64(1)), Commit: new(uint64(3))}}}); err != nil {
+				t.Fatal(err)
+			}
+			var discarded []any
+			c, err := NewCore(Options{ID: 1, Log: l, Machine: m, IDs: NewIDs(1, now), Discard: func(r Result) { discarded = append(discarded, r.Reply) }}, now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var out Output
+			c.Step(&Input{Now: now}, &out)
+			if len(out.Apply) != 2 {
+				t.Fatalf("%d entries are to be applied", len(out.Apply))
+			}
+			c.waiters.add(7, func(Result, error) {}, 0, now, now.Add(time.Minute))
+			applied := Applied{Entries: out.Apply, Results: []Result{{Index: 2, ID: 6, Reply: "nobody's"}, {Index: 3, ID: 7, Reply: "awaited"}}}
+			out = Output{}
+			end(c, &Input{Now: now, Applied: []Applied{applied}}, &out)
+			if len(out.Completions) != 1 || out.Completions[0].Result.Reply != "awaited" || out.Completions[0].Err != nil {
+				t.Errorf("completed: %+v", out.Completions)
+			}
+			if len(discarded) != 1 || discarded[0] != "nobody's" {
+				t.Errorf("discarded: %v", discarded)
+			}
+		})
+	}
+}

@@ -109,7 +109,11 @@ func TestMemberKeepsDataOverRestarts(t *testing.T) {
 func TestStopDoesNotWaitForWatchers(t *testing.T) {
 	dir, addr := filepath.Join(t.TempDir(), "data"), "http://"+ReserveAddr(t)
 	flags := []string{"--listen-client-urls=" + addr, "--advertise-client-urls=" + addr}
-	m := start(t, dir, flags...)
+	var log strings.Builder
+	m, err := tryStartWith(t, dir, slog.New(slog.NewTextHandler(&log, nil)), Seams{}, flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := client(t, m)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -150,6 +154,9 @@ func TestStopDoesNotWaitForWatchers(t *testing.T) {
 		}
 	}
 	stop(t, m)
+	if strings.Contains(log.String(), "closed under calls") {
+		t.Errorf("somebody held on to the store:\n%s", &log)
+	}
 	for name, recv := range recv {
 		if err := recv(); status.Convert(err).Message() != status.Convert(rpctypes.ErrGRPCStopped).Message() {
 			t.Errorf("the %s stream ended with %v", name, err)
@@ -178,7 +185,11 @@ func TestStopWaitsForReaders(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- m.Wait(ctx) }()
 	m.workers.Wait() // the end is near
-	for range 3000 {
+	notify(g.unread) // which the closer hears when it waits
+	for more := 10; more > 0; {
+		if len(g.unread) == 0 {
+			more--
+		}
 		if _, _, err := g.machine.Hash(t.Context()); err != nil {
 			t.Fatalf("the store was closed under a reader: %v", err)
 		}
