@@ -20,8 +20,9 @@ var (
 	errTooLong = errors.New("the message is too long")
 )
 
-// bodies is the memory for messages that come by POST /raft, and for those before snapshots, which anybody may send many of at once. What does not fit is refused, as
-// messages may be lost. One at a time may go beyond, so that the largest message that there is gets through some time.
+// bodies is the memory for messages that come by POST /raft, and for those before snapshots until the snapshot itself comes in. Anybody
+// may send many of either at once. What does not fit is refused, as messages may be lost. One at a time may go beyond, so that the
+// largest message that there is gets through some time.
 type bodies struct {
 	limit int
 
@@ -54,7 +55,7 @@ func (s *share) grow(n int) bool {
 	return true
 }
 
-// release gives all back. What was read must not be used any more.
+// release gives all back. What was read must not be used any more, or be bounded in another way.
 func (s *share) release() {
 	b := s.of
 	b.mu.Lock()

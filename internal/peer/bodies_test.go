@@ -169,3 +169,28 @@ func TestElementsAreMemory(t *testing.T) {
 		t.Errorf("%d are taken", m.bodies.used)
 	}
 }
+
+// TestSnapshotLeavesTheRest: a snapshot that began when there was no memory is itself not in the way of what comes while it is received.
+func TestSnapshotLeavesTheRest(t *testing.T) {
+	m := newTestMember(t, 1, nil)
+	const limit = 1 << 20
+	m.bodies.limit = limit
+	m.snaps.entered = make(chan struct{}, 1)
+	others := m.bodies.share()
+	if !others.grow(limit) {
+		t.Fatal("refused")
+	}
+	rawUpload(t, m)
+	<-m.snaps.entered
+	others.release()
+	large := message(raftpb.MsgApp, 2, 1)
+	large.Entries = []*raftpb.Entry{{Data: make([]byte, 2*limit), Index: proto.Uint64(1), Term: proto.Uint64(1)}}
+	body, err := proto.Marshal(large)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, text := call(t, http.MethodPost, m.url+"/raft", body, "X-Server-Version: 3.7.1", "X-Min-Cluster-Version: 3.0.0", "X-Etcd-Cluster-ID: abc")
+	if resp.StatusCode != http.StatusNoContent {
+		t.Errorf("one that is larger than the memory: %d %q", resp.StatusCode, text)
+	}
+}

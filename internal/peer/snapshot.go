@@ -346,6 +346,7 @@ func (t *Transport) serveSnapshot(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer ended()
+	share.release() // there is one such message at a time, and it stays for as long as the snapshot takes to come
 	if body, ok := r.Body.(*patientBody); ok {
 		defer context.AfterFunc(ctx, func() { body.end(context.Cause(ctx)) })()
 	}
