@@ -39,8 +39,8 @@ const MaxRevokes = 16
 
 // Proposer puts commands into the log, if this member leads in that term: what it
 // judged is not for the next leader to carry out, who may just have extended the
-// lease. Its methods do not block; done is called once with what became of the
-// command.
+// lease. Its methods neither block nor call the Lessor, which may be calling them;
+// done is called once with what became of the command.
 type Proposer interface {
 	// Revoke proposes the end of a lease, as root.
 	Revoke(term uint64, id int64, done func(error))
@@ -191,23 +191,22 @@ func (k *Keeper) leases(ctx context.Context, now time.Time, ticks <-chan time.Ti
 		})
 	}
 	for k.want.Load() == k.leads {
-		due := k.o.Lessor.DueCheckpoints(now, checkpointsPerEntry)
-		if len(due) == 0 {
-			return
-		}
-		r := &pb.LeaseCheckpointRequest{}
-		for _, l := range due {
-			r.Checkpoints = append(r.Checkpoints, &pb.LeaseCheckpoint{ID: l.ID, Remaining_TTL: l.Remaining})
-		}
-		k.o.Proposer.Checkpoint(k.leads, r, func(err error) {
-			if err != nil {
-				k.o.Logger.Debug("checkpointing leases failed", "error", err)
-			}
-		})
-		if len(due) < checkpointsPerEntry {
+		if k.o.Lessor.DueCheckpoints(now, checkpointsPerEntry, k.checkpoint) < checkpointsPerEntry {
 			return
 		}
 	}
+}
+
+func (k *Keeper) checkpoint(due []lease.Lease) {
+	r := &pb.LeaseCheckpointRequest{}
+	for _, l := range due {
+		r.Checkpoints = append(r.Checkpoints, &pb.LeaseCheckpoint{ID: l.ID, Remaining_TTL: l.Remaining})
+	}
+	k.o.Proposer.Checkpoint(k.leads, r, func(err error) {
+		if err != nil {
+			k.o.Logger.Debug("checkpointing leases failed", "error", err)
+		}
+	})
 }
 
 // compact has the compactor look at the store, and proposes what it asks for

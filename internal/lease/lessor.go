@@ -66,7 +66,7 @@ type timer struct {
 	expiry     time.Time // when it expires
 	next       time.Time // when to hand it over: expiry, or a later retry
 	checkpoint time.Time
-	// inFlight says that a checkpoint was handed over since one was applied last.
+	// inFlight says that a checkpoint was proposed since one was applied last.
 	inFlight  bool
 	at, dueAt int // places in the queues, -1 for none
 	// Ended by end, when the lease is gone or lives on; nil until somebody waits.
@@ -274,14 +274,16 @@ func (l *Lessor) IDs() []int64 {
 	return ids
 }
 
-// DueCheckpoints returns at most limit leases whose remaining TTL is to be put in
-// the log, which happens every five minutes of a lease's life. Only ID and
-// Remaining of them are meant.
-func (l *Lessor) DueCheckpoints(now time.Time, limit int) []Lease {
+// DueCheckpoints has at most limit leases whose remaining TTL is to be put in the
+// log proposed, which happens every five minutes of a lease's life, and returns how
+// many. Only ID and Remaining of them are meant. Propose is called within, if there
+// is any, so that what takes one back after a Renew is proposed later and gets into
+// the log behind it: it must neither block nor call the lessor.
+func (l *Lessor) DueCheckpoints(now time.Time, limit int, propose func([]Lease)) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var out []Lease
-	for len(l.due) > 0 && len(out) < limit {
+	var due []Lease
+	for len(l.due) > 0 && len(due) < limit {
 		tm := l.due[0]
 		if tm.checkpoint.After(now) {
 			break
@@ -289,12 +291,15 @@ func (l *Lessor) DueCheckpoints(now time.Time, limit int) []Lease {
 		left := tm.expiry.Sub(now)
 		rest := int64((left + time.Second - 1) / time.Second)
 		if left > 0 && rest < tm.lease.TTL {
-			out = append(out, Lease{ID: tm.lease.ID, TTL: tm.lease.TTL, Remaining: rest})
+			due = append(due, Lease{ID: tm.lease.ID, TTL: tm.lease.TTL, Remaining: rest})
 			tm.inFlight = true
 		}
 		l.schedule(tm, now)
 	}
-	return out
+	if len(due) > 0 {
+		propose(due)
+	}
+	return len(due)
 }
 
 // restart gives a lease that much to live from now.

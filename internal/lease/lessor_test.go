@@ -108,9 +108,11 @@ func TestLessorScript(t *testing.T) {
 			return fmt.Sprintln(b.lessor.IDs())
 		case "due":
 			var out strings.Builder
-			for _, l := range b.lessor.DueCheckpoints(b.now, 100) {
-				fmt.Fprintf(&out, "lease %x remaining %d\n", l.ID, l.Remaining)
-			}
+			b.lessor.DueCheckpoints(b.now, 100, func(due []Lease) {
+				for _, l := range due {
+					fmt.Fprintf(&out, "lease %x remaining %d\n", l.ID, l.Remaining)
+				}
+			})
 			return out.String()
 		default:
 			t.Fatalf("unknown command %s", d.Cmd)
@@ -239,7 +241,8 @@ func TestLongest(t *testing.T) {
 		t.Error("expired after 200 years")
 	}
 	b.now = b.now.Add(checkpointInterval)
-	if due := b.lessor.DueCheckpoints(b.now, 10); len(due) != 1 || due[0].Remaining != MaxTTL-240 {
+	var due []Lease
+	if b.lessor.DueCheckpoints(b.now, 10, func(all []Lease) { due = all }); len(due) != 1 || due[0].Remaining != MaxTTL-240 {
 		t.Errorf("due %+v", due)
 	}
 }
@@ -254,9 +257,46 @@ func TestDueCheckpointsAreBounded(t *testing.T) {
 	}
 	b.now = b.now.Add(checkpointInterval)
 	for _, want := range []int{10, 10, 5, 0} {
-		if got := len(b.lessor.DueCheckpoints(b.now, 10)); got != want {
-			t.Errorf("%d due, want %d", got, want)
+		proposed := 0
+		if got := b.lessor.DueCheckpoints(b.now, 10, func(due []Lease) { proposed = len(due) }); got != want || proposed != want {
+			t.Errorf("%d due, %d proposed, want %d", got, proposed, want)
 		}
+	}
+}
+
+// TestCheckpointIsProposedFirst: who renews a lease that is being checkpointed takes that back behind it: the next leader goes by the later one.
+func TestCheckpointIsProposedFirst(t *testing.T) {
+	b := newBench(t)
+	b.lessor.Promote(b.now, 0)
+	if err := b.grant(1, 600); err != nil {
+		t.Fatal(err)
+	}
+	b.now = b.now.Add(checkpointInterval + time.Second)
+	log, renewed := make(chan int64, 2), make(chan error)
+	b.lessor.DueCheckpoints(b.now, 10, func(due []Lease) {
+		go func() {
+			_, err := b.lessor.Renew(1, b.now)
+			log <- 0
+			renewed <- err
+		}()
+		if b.lessor.mu.TryLock() {
+			t.Error("a renewal gets in between")
+			b.lessor.mu.Unlock()
+		}
+		log <- due[0].Remaining
+	})
+	if err := <-renewed; !errors.Is(err, ErrCheckpointed) {
+		t.Fatalf("a renewal: %v", err)
+	}
+	first, second := <-log, <-log
+	for _, left := range []int64{first, second} {
+		b.checkpoint(1, left)
+	}
+	if l, ok := b.table.Lookup(1); !ok || first != 299 || l.Remaining != 0 {
+		t.Errorf("proposed %d and %d, the next leader finds %+v", first, second, l)
+	}
+	if _, err := b.lessor.Renew(1, b.now); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -53,8 +53,8 @@ func newDiskGuard(fs vfs.FS, dir string, reserve int64, asked bool, log *slog.Lo
 	return (&diskGuard{fs: fs, dir: dir, reserve: uint64(max(reserve, 0)), log: log}).begin(asked)
 }
 
-// logReserve is the most that is kept on a disk of the log alone, of which the
-// last quarter is for one more segment.
+// logReserve is the most that is kept on a disk of the log alone: the last quarter
+// of it is one more segment, and no more is needed.
 const logReserve = 4 * raftlog.DefaultSegmentBytes
 
 // newLogGuard is newDiskGuard for a directory that holds the log alone.
@@ -94,8 +94,19 @@ func (g *diskGuard) LastGate() error {
 	return nil
 }
 
-// floor is the free space below which nothing passes.
-func (g *diskGuard) floor() uint64 { return g.reserve / 4 }
+// floor is the free space below which nothing passes. On the log's disk another
+// segment fits into it, unless the reserve is smaller than that.
+func (g *diskGuard) floor() uint64 {
+	if g.ofLog {
+		return max(g.reserve/4, min(g.reserve, raftlog.DefaultSegmentBytes))
+	}
+	return g.reserve / 4
+}
+
+// half is the free space below which nothing passes that frees nothing by itself:
+// a third of what is above the floor, which is half of the reserve if the floor is
+// a quarter.
+func (g *diskGuard) half() uint64 { return g.floor() + (g.reserve-g.floor())/3 }
 
 // reckoner knows what a request would do to the keys that there are.
 type reckoner interface {
@@ -118,7 +129,7 @@ func (g *diskGuard) Pass(data []byte, r reckoner) error {
 	switch {
 	case free >= want:
 		return nil
-	case want != never && free >= 2*g.floor():
+	case want != never && free >= g.half():
 		return status.Errorf(codes.ResourceExhausted,
 			"etcdserver: mvcc: database space exceeded: the disk of %s has %s free, and the records of the keys that this deletes may take %s until a compaction removes them, and as much once more meanwhile, which is too much below the reserve of %s: delete fewer keys at a time, and compact after each",
 			g.dir, humanize.IBytes(free), humanize.IBytes((want-g.floor())/2), humanize.IBytes(g.reserve))
@@ -149,9 +160,9 @@ func (g *diskGuard) wants(c *command.Command, r reckoner) uint64 {
 		return never
 	}
 	if g.ofLog {
-		return 2 * g.floor() // the records of what is deleted lie elsewhere
+		return g.half() // the records of what is deleted lie elsewhere
 	}
-	return g.floor() + max(g.floor(), 2*uint64(r.DeleteCost(c)))
+	return max(g.half(), g.floor()+2*uint64(r.DeleteCost(c)))
 }
 
 // Room returns how much may be written of what helps, but need not be: none of

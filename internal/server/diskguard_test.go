@@ -92,6 +92,46 @@ func TestDiskGuardOfTheLog(t *testing.T) {
 	}
 }
 
+// TestDiskGuardOfTheLogKeepsASegment: on the log's disk nothing passes that may need another segment where there is no room for one, however small the
+// reserve, and what makes space keeps its order.
+func TestDiskGuardOfTheLogKeepsASegment(t *testing.T) {
+	const segment = raftlog.DefaultSegmentBytes
+	entry := func(kind command.Kind, msg proto.Message) []byte {
+		data, err := command.AppendMessage(nil, kind, command.Header{ID: 1}, msg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	compaction := entry(command.KindCompaction, &pb.CompactionRequest{Revision: 5})
+	del := entry(command.KindDeleteRange, &pb.DeleteRangeRequest{Key: []byte("a")})
+	for _, x := range []struct{ reserve, compactions, deletes uint64 }{
+		{8 * segment, segment, 2 * segment}, // four at most
+		{4 * segment, segment, 2 * segment},
+		{segment * 5 / 2, segment, segment * 3 / 2},
+		{segment, segment, segment},
+		{segment / 2, segment / 2, segment / 2},
+	} {
+		fs := &fullFS{FS: vfs.NewMem()}
+		g, err := newLogGuard(fs, "", int64(x.reserve), true, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, free := range []uint64{0, segment/2 - 1, segment / 2, segment - 1, segment, segment*3/2 - 1, segment * 3 / 2, 2*segment - 1, 2 * segment, 4*segment - 1} {
+			g.judge(0)
+			g.judge(free)
+			for name, c := range map[string]struct {
+				err  error
+				want uint64
+			}{"appends": {g.LastGate(), x.compactions}, "compactions": {g.Pass(compaction, reckoned(0)), x.compactions}, "deletes": {g.Pass(del, reckoned(1<<40)), x.deletes}} {
+				if (c.err == nil) != (free >= c.want) {
+					t.Errorf("reserve %d, %d free: %s: %v", x.reserve, free, name, c.err)
+				}
+			}
+		}
+	}
+}
+
 // reckoned is a reckoner: deletes cost so much, and the key "there" exists.
 type reckoned int64
 

@@ -50,24 +50,25 @@ const (
 )
 
 // bind binds every address, so that a clash is found before anything starts.
-// refused is told of peers that are not let in.
-func bind(cfg *config.Config, refused func(net.Addr, error)) (_ *edge, err error) {
+func bind(cfg *config.Config, log *slog.Logger, c clock.Clock) (_ *edge, err error) {
 	e := &edge{}
-	clients := newSeats(fileLimit())
+	refused := &seldom{log: log, clock: c, message: "refused a peer's connection"}
+	clients, overHTTP, metrics := newSeats(fileLimit(), len(cfg.ListenClientHTTP) > 0)
 	defer func() {
 		if err != nil {
 			e.closeListeners()
 		}
 	}()
 	for _, l := range []struct {
-		urls []url.URL
-		into *[]*listener
-		flag string
+		urls  []url.URL
+		into  *[]*listener
+		flag  string
+		seats seats // nil for peers
 	}{
-		{cfg.ListenClient, &e.client, "listen-client-urls"},
-		{cfg.ListenClientHTTP, &e.clientHTTP, "listen-client-http-urls"},
-		{cfg.ListenMetrics, &e.metrics, "listen-metrics-urls"},
-		{cfg.ListenPeer, &e.peer, "listen-peer-urls"},
+		{cfg.ListenClient, &e.client, "listen-client-urls", clients},
+		{cfg.ListenClientHTTP, &e.clientHTTP, "listen-client-http-urls", overHTTP},
+		{cfg.ListenMetrics, &e.metrics, "listen-metrics-urls", metrics},
+		{cfg.ListenPeer, &e.peer, "listen-peer-urls", nil},
 	} {
 		for i := range l.urls {
 			lis, err := listen(&l.urls[i], cfg)
@@ -76,15 +77,15 @@ func bind(cfg *config.Config, refused func(net.Addr, error)) (_ *edge, err error
 			}
 			bound := &listener{lis, isSecure(&l.urls[i])}
 			*l.into = append(*l.into, bound)
-			if l.into == &e.peer {
-				wrapped, err := wrapPeers(lis, &l.urls[i], cfg, refused)
-				if err != nil {
-					return nil, err
-				}
-				bound.Listener = wrapped
-			} else {
-				bound.Listener = clients.on(lis)
+			if l.seats != nil {
+				bound.Listener = l.seats.on(lis, &seldom{log: log, clock: c, message: "as many connections are open as may be: who comes waits until one ends; let the process open more files (ulimit -n)"})
+				continue
 			}
+			wrapped, err := wrapPeers(lis, &l.urls[i], cfg, func(from net.Addr, err error) { refused.warn("from", from.String(), "error", err) })
+			if err != nil {
+				return nil, err
+			}
+			bound.Listener = wrapped
 		}
 	}
 	if e.tls, err = clientTLSConfig(cfg); err != nil {
@@ -98,7 +99,7 @@ func (m *Member) openEdge(metrics *metrics) {
 	e := m.edge
 	m.rpc = rpc.New(rpc.Options{
 		ClusterID: m.id.cluster, MemberID: m.id.member,
-		Consensus: proposer{m.node, m.ids}, Views: views{m}, Auth: authenticator{m}, Quota: quota{m},
+		Consensus: proposer{m.node, m.ids, quota{m}}, Views: views{m}, Auth: authenticator{m}, Quota: quota{m},
 		Leases: m.leases, Cluster: cluster{m.membership, m}, Maintenance: m, Watches: m.hub,
 		Metrics: metrics.rpc, WatchMetrics: metrics.watch, Hot: m.hot, Version: config.Version,
 		MaxRequestBytes: int(m.cfg.MaxRequestBytes), MaxTxnOps: int(m.cfg.MaxTxnOps),
@@ -129,29 +130,31 @@ func newHTTP(h http.Handler) *http.Server {
 	return &http.Server{Handler: h, ReadHeaderTimeout: readHeaderTimeout}
 }
 
-// refusals logs who was refused, at most once in a while: anybody may knock.
-type refusals struct {
-	log   *slog.Logger
-	clock clock.Clock
+// seldom logs a warning of what anybody may cause, at most once in a while.
+type seldom struct {
+	log     *slog.Logger
+	clock   clock.Clock
+	message string
 
 	mu    sync.Mutex // covers all below
 	at    time.Time  // of the last line
 	count int        // since then
 }
 
-// refusalPause is the time between two lines of refusals.
-const refusalPause = 10 * time.Second
+// seldomPause is the time between two lines of a seldom.
+const seldomPause = 10 * time.Second
 
-func (r *refusals) add(from net.Addr, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.count++
-	now := r.clock.Now()
-	if !r.at.IsZero() && now.Sub(r.at) < refusalPause {
+// warn logs the warning with the number of those since the last line.
+func (s *seldom) warn(args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.count++
+	now := s.clock.Now()
+	if !s.at.IsZero() && now.Sub(s.at) < seldomPause {
 		return
 	}
-	r.log.Warn("refused a peer's connection", "from", from.String(), "error", err, "count", r.count)
-	r.at, r.count = now, 0
+	s.log.Warn(s.message, append(args, "count", s.count)...)
+	s.at, s.count = now, 0
 }
 
 // listen binds a URL. A unix socket's path is host and path together, as in etcd

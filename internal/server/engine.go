@@ -20,7 +20,8 @@ import (
 // proposer is rpc.Consensus.
 type proposer struct {
 	*consensus.Node
-	ids *consensus.IDs
+	ids   *consensus.IDs
+	quota quota
 }
 
 // NextID implements rpc.Consensus.
@@ -31,6 +32,9 @@ func (p proposer) Term() uint64 { return p.AppliedTerm() }
 
 // Propose implements rpc.Consensus.
 func (p proposer) Propose(r rpc.Proposal) error {
+	if err := p.quota.pass(r.Data); err != nil {
+		return err
+	}
 	return p.Node.Propose(consensus.Proposal{
 		ID: r.ID, Data: r.Data, Deadline: r.Deadline,
 		Done: func(res consensus.Result, err error) {

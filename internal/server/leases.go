@@ -398,7 +398,7 @@ func (l *leases) caughtUp(ctx context.Context, deadline time.Time) error {
 func (m *Member) caughtUp(ctx context.Context) error {
 	done := make(chan error, 1)
 	deadline, _ := ctx.Deadline()
-	proposer{m.node, m.ids}.ReadIndex(deadline, func(err error) { done <- err })
+	proposer{Node: m.node}.ReadIndex(deadline, func(err error) { done <- err })
 	return wait(ctx, done)
 }
 

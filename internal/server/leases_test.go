@@ -359,8 +359,8 @@ func TestRenewTakesBackACheckpointInFlight(t *testing.T) {
 	b.grant(1, 600)
 	b.lead()
 	b.clk.Advance(301 * time.Second)
-	due := b.lessor.DueCheckpoints(b.clk.Now(), 10)
-	if len(due) != 1 || due[0].Remaining != 299 {
+	var due []lease.Lease
+	if b.lessor.DueCheckpoints(b.clk.Now(), 10, func(all []lease.Lease) { due = all }); len(due) != 1 || due[0].Remaining != 299 {
 		t.Fatalf("due: %+v", due)
 	}
 	propose := b.leases.checkpoint

@@ -2,15 +2,25 @@ package server
 
 import (
 	"errors"
+	"log/slog"
 	"net"
 	"path/filepath"
 	"testing"
+
+	"github.com/engram-kv/engram/internal/clock"
 )
 
 func TestSeats(t *testing.T) {
-	for files, want := range map[float64]int{0: 1<<20 - ownFiles, 100: 50, 1024: 512, 4096: 4096 - ownFiles, 1 << 64: 1 << 30} {
-		if got := cap(newSeats(files)); got != want {
-			t.Errorf("%.0f files leave %d connections, not %d", files, got, want)
+	for files, want := range map[float64]struct{ clients, metrics int }{
+		0: {1<<20 - ownFiles, metricsSeats}, 100: {50, 6}, 1024: {512, metricsSeats}, 4096: {4096 - ownFiles, metricsSeats}, 1 << 64: {1 << 30, metricsSeats},
+	} {
+		clients, overHTTP, metrics := newSeats(files, false)
+		if cap(clients) != want.clients || overHTTP != clients || cap(metrics) != want.metrics {
+			t.Errorf("%.0f files leave %d connections to clients and %d to metrics, not %+v", files, cap(clients), cap(metrics), want)
+		}
+		clients, overHTTP, metrics = newSeats(files, true)
+		if all := cap(clients) + cap(overHTTP); all > want.clients || all < want.clients-1 || cap(overHTTP) != want.clients/4 || cap(metrics) != want.metrics {
+			t.Errorf("%.0f files leave %d connections to clients, %d over HTTP and %d to metrics, not %+v", files, cap(clients), cap(overHTTP), cap(metrics), want)
 		}
 	}
 }
@@ -27,7 +37,8 @@ func TestSeatsAreShared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one, other := s.on(tcp), s.on(unix)
+	full := &seldom{log: slog.New(slog.DiscardHandler), clock: clock.Real()}
+	one, other := s.on(tcp, full), s.on(unix, full)
 	come := func(l net.Listener) net.Conn {
 		c, err := net.Dial(l.Addr().Network(), l.Addr().String())
 		if err != nil {

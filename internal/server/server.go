@@ -156,7 +156,7 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 	}
 	metrics := newMetrics(cfg)
 	m.timed = metrics.store
-	if m.edge, err = bind(cfg, (&refusals{log: m.log, clock: m.clock}).add); err != nil {
+	if m.edge, err = bind(cfg, m.log, m.clock); err != nil {
 		return nil, err
 	}
 	if err := m.openClient(); err != nil {

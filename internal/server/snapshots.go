@@ -141,9 +141,7 @@ const receiving = ".receiving"
 // already is not dropped: raft may have taken the message that it came with.
 func (s snapshots) Receive(ctx context.Context, msg *raftpb.Message, native bool, body io.Reader) (drop func() error, err error) {
 	m, meta := s.m, msg.GetSnapshot().GetMetadata()
-	if !m.receiving.TryLock() {
-		return nil, errors.New("another snapshot is being received")
-	}
+	m.receiving.Lock() // the transport lets in one at a time: at most dropStale is there
 	defer m.receiving.Unlock()
 	if err := m.guard.Gate(); err != nil {
 		return nil, err

@@ -115,6 +115,18 @@ func TestDropSnapshot(t *testing.T) {
 	}
 }
 
+// TestReceiveBesideStale: a snapshot that comes while old ones are being deleted waits for that.
+func TestReceiveBesideStale(t *testing.T) {
+	m := start(t, t.TempDir())
+	defer stop(t, m)
+	msg, body := snapshotOf(t, m, true)
+	m.receiving.Lock()
+	go m.receiving.Unlock()
+	if _, err := (snapshots{m}).Receive(t.Context(), msg, true, body); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestSnapshotOnFullDisk: a snapshot of either form ends when the disk gets full,
 // while it comes in or while it is read, and leaves nothing.
 func TestSnapshotOnFullDisk(t *testing.T) {

@@ -30,11 +30,34 @@ func (q quota) Admit(cost int64) error {
 		reserve = state.ReserveHas(alarms, usage, cost)
 	} else {
 		notify(q.m.overQuota)
-		reserve = members.FeatureLevel() > 0 && cost <= state.ReserveLastCost // it begins with the alarm
+		reserve = members.FeatureLevel() > 0 && cost <= state.ReserveLastCost // it begins with the alarm, and pass looks till then
 	}
 	if reserve {
 		return nil // whether it may come out of the reserve is for the machine to say
 	}
+	return state.ErrNoSpace
+}
+
+// pass returns nil if a client's request may be proposed, and otherwise why not.
+// Until the alarm is in the log the machine refuses nothing: what the reserve is
+// not for must not get there.
+func (q quota) pass(data []byte) error {
+	limit, usage := q.m.cfg.Quota(), q.m.machine().Root().UsageBytes()
+	if limit == 0 || usage+state.ReserveLastCost < limit {
+		return nil // Admit has seen to the larger ones
+	}
+	if _, _, alarms := q.m.machine().Tables(); alarms.Has(pb.AlarmType_NOSPACE) {
+		return nil
+	}
+	var c command.Command
+	if err := command.Decode(data, &c); err != nil {
+		return err
+	}
+	cost := state.Cost(&c)
+	if cost == 0 || usage+cost < limit || cost <= state.ReserveLastCost && q.m.machine().Overwrites(&c) {
+		return nil
+	}
+	notify(q.m.overQuota) // it may have fitted when Admit looked
 	return state.ErrNoSpace
 }
 

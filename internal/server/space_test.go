@@ -104,11 +104,44 @@ func TestFullStoreGetsOutByItself(t *testing.T) {
 	}
 }
 
-// TestCompactorPassesBeforeTheAlarm: between the request that finds the store full and the alarm, what the reserve is for passes too.
+// TestCompactorPassesBeforeTheAlarm: between the request that finds the store full and the alarm, what the reserve is for passes too, and
+// nothing else, whichever of them it was.
 func TestCompactorPassesBeforeTheAlarm(t *testing.T) {
+	overwrite := func(t *testing.T, c *clientv3.Client) {
+		if _, err := c.Put(t.Context(), "compact_rev_key", "2"); err != nil {
+			t.Errorf("a small overwrite: %v", err)
+		}
+	}
+	large := func(t *testing.T, c *clientv3.Client) {
+		if _, err := c.Put(t.Context(), "fill", string(make([]byte, 5000))); !errors.Is(err, rpctypes.ErrNoSpace) {
+			t.Errorf("a large one: %v", err)
+		}
+	}
+	create := func(t *testing.T, c *clientv3.Client) {
+		if _, err := c.Put(t.Context(), "new", "0123456789"); !errors.Is(err, rpctypes.ErrNoSpace) {
+			t.Errorf("a key that there is not: %v", err)
+		}
+		if got, err := c.Get(t.Context(), "new"); err != nil || len(got.Kvs) > 0 {
+			t.Errorf("a key that was refused: %v %v", got, err)
+		}
+	}
+	type ask = func(*testing.T, *clientv3.Client)
+	for name, asks := range map[string][]ask{"overwrite": {overwrite, large}, "create": {create, overwrite}} {
+		t.Run(name, func(t *testing.T) {
+			m, c := almostFull(t)
+			defer stop(t, m)
+			for _, ask := range asks {
+				ask(t, c)
+			}
+		})
+	}
+}
+
+// almostFull starts a member of feature level 1 at whose store no put fits below the quota any more, and which does not know that yet.
+func almostFull(t *testing.T) (*Member, *clientv3.Client) {
+	t.Helper()
 	const limit = 1_000_000
 	m := start(t, t.TempDir(), fmt.Sprintf("--quota-backend-bytes=%d", limit))
-	defer stop(t, m)
 	c := client(t, m)
 	ctx := t.Context()
 	if _, err := c.Put(ctx, "compact_rev_key", "1"); err != nil {
@@ -131,10 +164,5 @@ func TestCompactorPassesBeforeTheAlarm(t *testing.T) {
 	if len(m.Alarms()) > 0 || usage+small < limit {
 		t.Fatalf("usage is %d of %d, alarms %v", usage, limit, m.Alarms())
 	}
-	if _, err := c.Put(ctx, "compact_rev_key", "2"); err != nil {
-		t.Errorf("a small overwrite: %v", err)
-	}
-	if _, err := c.Put(ctx, "fill", string(make([]byte, 5000))); !errors.Is(err, rpctypes.ErrNoSpace) {
-		t.Errorf("a large one: %v", err)
-	}
+	return m, c
 }
