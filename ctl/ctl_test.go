@@ -118,6 +118,9 @@ func TestCommands(t *testing.T) {
 		if !strings.Contains(command, "ndpoints=") && !strings.Contains(command, "ENDPOINTS=") {
 			words = append([]string{"--endpoints=" + endpoint}, words...)
 		}
+		if !strings.Contains(command, "command-timeout") && !strings.Contains(command, "COMMAND_TIMEOUT") {
+			words = append([]string{"--command-timeout=20s"}, words...) // a busy machine is no difference
+		}
 		var out, errors bytes.Buffer
 		code := Run(t.Context(), "etcdctl", words, Streams{In: strings.NewReader(lines.String()), Out: &out, Err: &errors, Env: env})
 		if id, ok := strings.CutPrefix(out.String(), "lease "); ok {

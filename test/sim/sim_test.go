@@ -96,7 +96,7 @@ var often = []string{
 var seldom = []string{
 	"crash while receiving a snapshot", "crash while installing a snapshot", "snapshot installed over an older state", "snapshot lost",
 	"leases extended after a standstill", "watcher compacted", "consensus.LeadershipHandedOver", "error: consensus: stopped",
-	"error: consensus: too many requests", "error: consensus: proposal dropped", "error: the disk is full",
+	"error: consensus: proposal dropped", "error: the disk is full",
 }
 
 // mutantSeeds is within how many seeds a mutant is to be found.
