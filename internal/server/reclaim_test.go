@@ -19,9 +19,6 @@ import (
 // must be rewritten.
 func TestSpaceComesBack(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("writes hundreds of megabytes")
-	}
 	for _, c := range []struct {
 		name  string
 		every int // n-th key is deleted
