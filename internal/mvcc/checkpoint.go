@@ -178,8 +178,9 @@ type saver struct {
 	mu       sync.Mutex
 	idle     *sync.Cond // running became false
 	running  bool
-	revision int64 // of the file, -1 if there is none
-	failed   error // of the last attempt
+	revision int64         // of the file, -1 if there is none
+	took     time.Duration // the last one that was started
+	failed   error         // of the last attempt
 }
 
 func newSaver(s *Store) *saver {
@@ -192,10 +193,20 @@ func newSaver(s *Store) *saver {
 func (v *saver) wrote(n int64) {
 	v.bytes += n
 	o := &v.s.o
-	if o.Dir == "" || o.CheckpointBytes < 0 || v.bytes < o.CheckpointBytes || o.Now().Sub(v.last) < o.CheckpointInterval {
+	if o.Dir == "" || o.CheckpointBytes < 0 || v.bytes < o.CheckpointBytes || o.Now().Sub(v.last) < v.interval() {
 		return
 	}
 	v.start()
+}
+
+// savingShare is the part of the time in which checkpoints may be written.
+const savingShare = 12
+
+// interval is the least time from the start of one checkpoint to that of the next.
+func (v *saver) interval() time.Duration {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return max(v.s.o.CheckpointInterval, savingShare*v.took)
 }
 
 // start writes a checkpoint in the background unless one is being written.
@@ -206,7 +217,8 @@ func (v *saver) start() {
 		return
 	}
 	v.running = true
-	v.bytes, v.last = 0, v.s.o.Now()
+	began := v.s.o.Now()
+	v.bytes, v.last = 0, began
 	root, applied := v.s.root, v.s.index
 	// The job may run in place, so the lock must be free.
 	v.mu.Unlock()
@@ -216,7 +228,7 @@ func (v *saver) start() {
 			v.s.log.Warn("cannot write the index checkpoint, the next start will be slower", "error", err)
 		}
 		v.mu.Lock()
-		v.running, v.failed = false, err
+		v.running, v.failed, v.took = false, err, v.s.o.Now().Sub(began)
 		v.mu.Unlock()
 		v.idle.Broadcast()
 	})

@@ -291,6 +291,35 @@ func TestCheckpointForVolume(t *testing.T) {
 	}
 }
 
+// Checkpoints that take long are further apart.
+func TestCheckpointShare(t *testing.T) {
+	var f *fixture
+	f = newFixture(t, func(o *Options) {
+		o.CheckpointBytes, o.CheckpointInterval = 1000, time.Second
+		o.Go = func(job func()) { // a slow disk: it takes 10 s to make room
+			f.now = f.now.Add(10 * time.Second)
+			job()
+		}
+	})
+	value := strings.Repeat("x", 1200)
+	f.now = f.now.Add(time.Second)
+	f.put("a", value)
+	first := f.saver.revision
+	if first == -1 {
+		t.Fatal("no checkpoint")
+	}
+	f.now = f.now.Add((savingShare*10 - 11) * time.Second)
+	f.put("b", value)
+	if got := f.saver.revision; got != first {
+		t.Errorf("a checkpoint %d s after one of 10 s", savingShare*10-1)
+	}
+	f.now = f.now.Add(time.Second)
+	f.put("c", value)
+	if got := f.saver.revision; got == first {
+		t.Errorf("no checkpoint %d s after one of 10 s", savingShare*10)
+	}
+}
+
 // A checkpoint that did not follow a compaction is put aside.
 func TestStaleCheckpoint(t *testing.T) {
 	dir := "index"

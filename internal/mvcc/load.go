@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/engram-kv/engram/internal/mvcc/index"
 	"github.com/engram-kv/engram/internal/storage"
@@ -118,49 +119,147 @@ func (s *Store) loadCheckpoint(m meta) (revision int64, err error) {
 
 // loadTail adds the records after revision to the index.
 func (s *Store) loadTail(revision int64) error {
-	lower, upper := storage.RevisionBounds(revision+1, 0)
-	var (
-		main, superseded, tombstones int64
-		failed                       error
-	)
+	var main, superseded, tombstones int64
 	end := func() {
 		if main != 0 {
 			s.usage.end(main, superseded, tombstones)
 		}
 		superseded, tombstones = 0, 0
 	}
-	err := s.eachRecord(context.Background(), lower, upper, nil, func(r *logRecord) bool {
+	err := s.readAhead(revision+1, func(r *scanned) {
 		if r.rev.Main != main {
 			end()
 			main = r.rev.Main
 		}
-		kv, err := decodeKeyValue(r.KV)
-		if err != nil {
-			failed = fmt.Errorf("revision %v: %w", r.rev, err)
-			return false
-		}
-		size := len(r.KV)
 		var prev index.Item
-		if r.Tombstone {
-			prev, _ = s.tree.Delete(kv.key, r.rev, uint32(size))
-			tombstones += int64(size)
+		if r.rev.Tombstone {
+			prev, _ = s.tree.Delete(r.key, r.rev.Revision, r.rev.Size)
+			tombstones += int64(r.rev.Size)
 		} else {
-			prev, _ = s.tree.Put(kv.key, r.rev, kv.lease, uint32(size), 0)
+			prev, _ = s.tree.Put(r.key, r.rev.Revision, r.lease, r.rev.Size, 0)
 		}
 		superseded += int64(prev.Size)
-		s.root.usageBytes += int64(size)
-		s.saver.bytes += int64(size)
-		return true
+		s.root.usageBytes += int64(r.rev.Size)
+		s.saver.bytes += int64(r.rev.Size)
 	})
 	end()
+	return err
+}
+
+const (
+	tailPart   = 1 << 14 // revisions that one goroutine reads, or more
+	tailParts  = 1 << 12 // most parts
+	tailChunk  = 1 << 11 // records that it hands over at once
+	tailChunks = 4       // and how many chunks it may be ahead
+)
+
+// readAhead gives the records from revision from on to fn, in order. To read them
+// takes longer than what fn does with them, so several goroutines do: each takes
+// the next part of the revisions, and waits when it is a few chunks ahead.
+func (s *Store) readAhead(from int64, fn func(*scanned)) error {
+	span := max(0, s.root.revision-from+1)
+	size := max(tailPart, span/tailParts+1)
+	parts := make([]chan []scanned, max(1, (span+size-1)/size))
+	errs := make([]error, len(parts))
+	for i := range parts {
+		parts[i] = make(chan []scanned, tailChunks)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var (
+		next atomic.Int64
+		wg   sync.WaitGroup
+	)
+	defer wg.Wait()
+	defer cancel()
+	for range min(runtime.GOMAXPROCS(0), maxScanners, len(parts)) {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(parts)); i = next.Add(1) - 1 {
+				begin, end := from+i*size, from+(i+1)*size
+				if i == int64(len(parts))-1 {
+					end = 0 // the rest
+				}
+				errs[i] = s.readPart(ctx, begin, end, parts[i])
+				close(parts[i])
+			}
+		})
+	}
+	for i, part := range parts {
+		for chunk := range part {
+			for k := range chunk {
+				fn(&chunk[k])
+			}
+		}
+		if errs[i] != nil {
+			return errs[i]
+		}
+	}
+	return nil
+}
+
+// readPart sends the records with from <= main < to, all from from on if to is 0,
+// till ctx ends.
+func (s *Store) readPart(ctx context.Context, from, to int64, out chan<- []scanned) error {
+	var (
+		chunk  []scanned
+		keys   keyArena
+		failed error
+	)
+	send := func() bool {
+		select {
+		case out <- chunk:
+			chunk = nil
+			return true
+		case <-ctx.Done():
+			failed = ctx.Err()
+			return false
+		}
+	}
+	lower, upper := storage.RevisionBounds(from, to)
+	err := s.eachRecord(ctx, lower, upper, nil, func(r *logRecord) bool {
+		rec, err := keys.scanned(r)
+		if err != nil {
+			failed = err
+			return false
+		}
+		if chunk == nil {
+			chunk = make([]scanned, 0, tailChunk)
+		}
+		chunk = append(chunk, rec)
+		return len(chunk) < tailChunk || send()
+	})
+	if err = errors.Join(err, failed); err == nil && len(chunk) > 0 {
+		send()
+	}
 	return errors.Join(err, failed)
 }
 
-// scanned is one record as a full scan keeps it.
+// scanned is one record as a scan keeps it.
 type scanned struct {
 	key   []byte
 	rev   index.Rev
 	lease int64
+}
+
+// keyArena holds the keys of records that a scan keeps.
+type keyArena []byte
+
+func (a *keyArena) scanned(r *logRecord) (scanned, error) {
+	kv, err := decodeKeyValue(r.KV)
+	if err != nil {
+		return scanned{}, fmt.Errorf("revision %v: %w", r.rev, err)
+	}
+	keys := *a
+	if cap(keys)-len(keys) < len(kv.key) {
+		keys = make([]byte, 0, max(len(kv.key), 64<<10))
+	}
+	start := len(keys)
+	keys = append(keys, kv.key...)
+	*a = keys
+	return scanned{
+		key:   keys[start:len(keys):len(keys)],
+		rev:   index.Rev{Revision: r.rev, Create: kv.create, Version: kv.version, Size: uint32(len(r.KV)), Tombstone: r.Tombstone},
+		lease: kv.lease,
+	}, nil
 }
 
 func (a *scanned) compare(b *scanned) int {
@@ -206,25 +305,16 @@ func (s *Store) loadAll(m meta) error {
 func (s *Store) scanPart(from, to int64) (out []scanned, err error) {
 	lower, upper := storage.RevisionBounds(from, to)
 	var (
-		keys   []byte
+		keys   keyArena
 		failed error
 	)
 	err = s.eachRecord(context.Background(), lower, upper, nil, func(r *logRecord) bool {
-		kv, err := decodeKeyValue(r.KV)
+		rec, err := keys.scanned(r)
 		if err != nil {
-			failed = fmt.Errorf("revision %v: %w", r.rev, err)
+			failed = err
 			return false
 		}
-		if cap(keys)-len(keys) < len(kv.key) {
-			keys = make([]byte, 0, max(len(kv.key), 256<<10))
-		}
-		start := len(keys)
-		keys = append(keys, kv.key...)
-		out = append(out, scanned{
-			key:   keys[start:len(keys):len(keys)],
-			rev:   index.Rev{Revision: r.rev, Create: kv.create, Version: kv.version, Size: uint32(len(r.KV)), Tombstone: r.Tombstone},
-			lease: kv.lease,
-		})
+		out = append(out, rec)
 		return true
 	})
 	slices.SortFunc(out, func(a, b scanned) int { return a.compare(&b) })
@@ -292,12 +382,7 @@ func rebuildUsage(freed []usageMark, revision int64) usageTable {
 			u.carry += f.bytes // tombstones of the last revision
 			continue
 		}
-		u.total += f.bytes
-		if n := len(u.marks); n > 0 && u.marks[n-1].main == f.main {
-			u.marks[n-1].bytes = u.total
-			continue
-		}
-		u.marks = append(u.marks, usageMark{f.main, u.total})
+		u.add(f.main, f.bytes)
 	}
 	return u
 }

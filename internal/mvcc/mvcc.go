@@ -85,7 +85,8 @@ type Options struct {
 	CheckpointBytes int64
 	// CheckpointInterval is the least time between two checkpoints made for
 	// volume. It bounds the records that a start after a crash reads one by one.
-	// Default 20 s.
+	// Those that take long are further apart, so that no more than a twelfth of
+	// the time goes to them. Default 5 s.
 	CheckpointInterval time.Duration
 	// Room returns how many bytes the disk has for a checkpoint. One that takes
 	// more is given up: the next start is slower. Nil means enough.

@@ -72,7 +72,7 @@ func (o Options) withDefaults() Options {
 		o.CheckpointBytes = 128 << 20
 	}
 	if o.CheckpointInterval == 0 {
-		o.CheckpointInterval = 20 * time.Second
+		o.CheckpointInterval = 5 * time.Second
 	}
 	if o.Now == nil {
 		o.Now = time.Now
