@@ -70,16 +70,25 @@ func (f *frameReader) uint64() (uint64, error) {
 	return binary.BigEndian.Uint64(f.word[:]), err
 }
 
+// length reads a length of at most limit. It returns io.EOF only before the first byte.
+func (f *frameReader) length(limit int) (int, error) {
+	size, err := f.uint64()
+	if err != nil {
+		return 0, err
+	}
+	if size > uint64(limit) {
+		return 0, fmt.Errorf("a length of %d, more than %d: %w", size, limit, errFrame)
+	}
+	return int(size), nil
+}
+
 // message reads a length of at most limit and a protobuf of that length. It returns io.EOF only before the first byte.
 func (f *frameReader) message(into proto.Message, limit int) error {
-	size, err := f.uint64()
+	size, err := f.length(limit)
 	if err != nil {
 		return err
 	}
-	if size > uint64(limit) {
-		return fmt.Errorf("a length of %d, more than %d: %w", size, limit, errFrame)
-	}
-	b, err := readExactly(f.r, int(size), f.buf)
+	b, err := readExactly(f.r, size, f.buf)
 	f.read += len(b)
 	if err != nil {
 		return err
@@ -255,6 +264,7 @@ func (e *msgAppEncoder) append(b []byte, m *raftpb.Message) ([]byte, error) {
 type msgAppDecoder struct {
 	frameReader
 	st            msgAppState
+	entries       entryReader
 	local, remote uint64
 }
 
@@ -293,10 +303,16 @@ func (d *msgAppDecoder) compact() (*raftpb.Message, error) {
 		Type: raftpb.MsgApp.Enum(), From: proto.Uint64(d.remote), To: proto.Uint64(d.local),
 		Term: proto.Uint64(d.st.term), LogTerm: proto.Uint64(d.st.term), Index: proto.Uint64(d.st.index),
 	}
+	m.Entries = make([]*raftpb.Entry, 0, min(n, 1024))
 	start := d.read
-	for range n {
-		e := &raftpb.Entry{}
-		if err := d.message(e, maxFrame-(d.read-start)); err != nil {
+	for left := n; left > 0; left-- {
+		size, err := d.length(maxFrame - (d.read - start))
+		if err != nil {
+			return nil, err
+		}
+		e, read, err := d.entries.next(d.r, size, int(left))
+		d.read += read
+		if err != nil {
 			return nil, err
 		}
 		m.Entries = append(m.Entries, e)
