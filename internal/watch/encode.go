@@ -85,20 +85,26 @@ func (e *entry) main() int64 { return e.event.Rev.Main }
 const entryOverhead = 256
 
 // newEntries encodes events into memory of their own, so that what the store
-// keeps them in is not held by us. bytes is what they occupy.
-func newEntries(events []mvcc.Event) (entries []entry, bytes int) {
-	size := 0
-	for i := range events {
-		size += eventFieldSize(&events[i], nil)
-	}
-	entries = make([]entry, len(events))
-	buf := make([]byte, 0, size)
+// keeps them in is not held by us.
+func newEntries(events []mvcc.Event) []entry {
+	entries := make([]entry, len(events))
+	buf := make([]byte, 0, fieldsSize(events))
 	for i := range events {
 		start := len(buf)
 		buf = appendEventField(buf, &events[i], nil)
 		entries[i].init(events[i], buf[start:len(buf):len(buf)])
 	}
-	return entries, size + len(entries)*entryOverhead
+	return entries
+}
+
+// entriesSize is what newEntries would occupy, in bytes.
+func entriesSize(events []mvcc.Event) int { return fieldsSize(events) + len(events)*entryOverhead }
+
+func fieldsSize(events []mvcc.Event) (bytes int) {
+	for i := range events {
+		bytes += eventFieldSize(&events[i], nil)
+	}
+	return bytes
 }
 
 func (e *entry) init(ev mvcc.Event, plain []byte) {

@@ -148,7 +148,7 @@ func New(o Options) *Hub {
 // Publish takes the events of one apply batch, in revision order; root is the
 // store as the batch left it. It is called after root became readable, by one
 // goroutine, in the order of batches. It waits for no client and no disk. The
-// slices within events may be kept by the hub, events itself is not.
+// hub may keep events and the slices within.
 func (h *Hub) Publish(root mvcc.Root, events []mvcc.Event) {
 	h.publish(root.Revision(), events)
 }

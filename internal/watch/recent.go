@@ -20,11 +20,20 @@ type recent struct {
 	first, last int64
 }
 
-// batch is what one Publish brought.
+// batch is what one Publish brought: events till the first time that somebody
+// wants them, then entries.
 type batch struct {
 	first, last int64
+	events      []mvcc.Event
 	entries     []entry
-	bytes       int
+	bytes       int // as entries, also before they are made
+}
+
+// encode makes the entries.
+func (b *batch) encode() {
+	if b.entries == nil {
+		b.entries, b.events = newEntries(b.events), nil
+	}
 }
 
 func newRecent(budget int, revision int64) *recent {
@@ -32,16 +41,18 @@ func newRecent(budget int, revision int64) *recent {
 }
 
 // add appends a batch that ends at revision and drops the oldest ones that no
-// longer fit.
+// longer fit. The events are encoded when somebody wants them: where nobody
+// watches, that is never. Till then they hold what the store keeps them in, which
+// has the same bytes and little more, since events lie there in order too.
 func (r *recent) add(revision int64, events []mvcc.Event) {
-	entries, bytes := newEntries(events)
-	first, last := entries[0].main(), entries[len(entries)-1].main()
+	bytes := entriesSize(events)
+	first, last := events[0].Rev.Main, events[len(events)-1].Rev.Main
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if first <= r.last || last > revision {
 		broken("events of revisions %d to %d published for root %d after revision %d", first, last, revision, r.last)
 	}
-	r.batches = append(r.batches, batch{first: r.last + 1, last: revision, entries: entries, bytes: bytes})
+	r.batches = append(r.batches, batch{first: r.last + 1, last: revision, events: events, bytes: bytes})
 	r.last = revision
 	r.grow(bytes)
 }
@@ -99,6 +110,7 @@ func (r *recent) since(dst []*entry, from, to int64, maxBytes int) (entries []*e
 		if b.first > to {
 			break
 		}
+		b.encode()
 		start := sort.Search(len(b.entries), func(k int) bool { return b.entries[k].main() >= from })
 		for k := start; k < len(b.entries); k++ {
 			dst = append(dst, &b.entries[k])
