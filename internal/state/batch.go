@@ -23,6 +23,7 @@ type batch struct {
 
 	left    int     // entries from the one at hand on
 	replies []Reply // to be given out
+	spare   *Reply  // given out, and nobody wanted it
 }
 
 // repliesAtOnce is how many replies are made in one piece of memory, which is
@@ -30,6 +31,10 @@ type batch struct {
 const repliesAtOnce = 32
 
 func (b *batch) newReply() *Reply {
+	if r := b.spare; r != nil {
+		b.spare = nil
+		return r
+	}
 	if len(b.replies) == 0 {
 		b.replies = make([]Reply, min(b.left, repliesAtOnce))
 	}
@@ -67,6 +72,11 @@ func (b *batch) apply(e *raftpb.Entry) (Result, error) {
 	reply := b.newReply()
 	err := b.run(c, reply, &r)
 	if err == nil {
+		if !b.wanted && !reply.Pins() && reply.CompactionDone == nil {
+			*reply = Reply{}
+			b.spare = reply
+			return r, nil
+		}
 		r.Reply = reply
 		return r, nil
 	}

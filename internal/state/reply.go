@@ -16,7 +16,8 @@ type Result struct {
 	// ID is the request's identity (state-machine.md, section 1.2), 0 if it has none.
 	ID uint64
 	// Reply answers the request; nil if Err is set, unless the request was made
-	// and only its answer is an error (OverQuota).
+	// and only its answer is an error (OverQuota). Where nobody wants an answer it
+	// is nil, too, unless it pins a view or tells of a compaction.
 	Reply *Reply
 	// Err is the caller's error: a sentinel of this package, mvcc, lease, auth,
 	// member or alarm.
