@@ -60,6 +60,9 @@ func (s *state) addEntry(p point, at spot) error {
 	seg := s.lastSegment()
 	if len(seg.spots) == 0 {
 		seg.first = p.index
+		if n := len(s.segments); n > 1 && seg.spots == nil {
+			seg.spots = make([]spot, 0, len(s.segments[n-2].spots)) // likely as many
+		}
 	}
 	seg.spots = append(seg.spots, at)
 	if s.terms[len(s.terms)-1].term != p.term {
