@@ -143,6 +143,10 @@ func (m *Member) settledHash(ctx context.Context, revision int64) (h leader.Hash
 
 // pacedHashKV is HashKV for other members, who are in no hurry.
 func (m *Member) pacedHashKV(ctx context.Context, revision int64) (rpc.HashKV, error) {
+	if err := m.hashingForPeers.take(ctx); err != nil {
+		return rpc.HashKV{}, err
+	}
+	defer m.hashingForPeers.give()
 	g := m.hold()
 	defer g.release()
 	h, err := g.machine.Keys().HashKVPaced(ctx, g.machine.Root(), revision, m.paceHash(ctx))

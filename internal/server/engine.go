@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -181,8 +182,30 @@ func (m *Member) Alarms() []*pb.AlarmMember {
 	return out
 }
 
+// hashesAtOnce is how many hashes run at once for clients, and as many for other
+// members. Each reads the whole store; the others wait their turn.
+const hashesAtOnce = 2
+
+type hashSlots chan struct{}
+
+// take waits for a slot, which give returns.
+func (s hashSlots) take(ctx context.Context) error {
+	select {
+	case s <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for %d other hashes: %w", cap(s), ctx.Err())
+	}
+}
+
+func (s hashSlots) give() { <-s }
+
 // Hash implements rpc.Maintenance.
 func (m *Member) Hash(ctx context.Context) (uint32, int64, error) {
+	if err := m.hashing.take(ctx); err != nil {
+		return 0, 0, err
+	}
+	defer m.hashing.give()
 	began := time.Now()
 	defer func() { m.timed.hash.Observe(time.Since(began).Seconds()) }()
 	g := m.hold()
@@ -192,6 +215,10 @@ func (m *Member) Hash(ctx context.Context) (uint32, int64, error) {
 
 // HashKV implements rpc.Maintenance.
 func (m *Member) HashKV(ctx context.Context, revision int64) (rpc.HashKV, error) {
+	if err := m.hashing.take(ctx); err != nil {
+		return rpc.HashKV{}, err
+	}
+	defer m.hashing.give()
 	began := time.Now()
 	defer func() { m.timed.hashRevision.Observe(time.Since(began).Seconds()) }()
 	g := m.hold()

@@ -87,6 +87,8 @@ type Member struct {
 	reclaim   chan struct{} // capacity 1: space is to come back
 	failed    chan error    // capacity 1: why the member must stop
 
+	hashing, hashingForPeers hashSlots
+
 	stop      context.CancelFunc
 	workers   sync.WaitGroup
 	receiving sync.Mutex     // held while a snapshot comes in
@@ -136,6 +138,7 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 		cfg: cfg, log: log, clock: seams.Clock, pace: pace.New(pace.Options{}), seams: seams,
 		flushed: make(chan struct{}, 1), flushNow: make(chan struct{}, 1), compacted: make(chan struct{}, 1), cleared: make(chan struct{}, 1), overQuota: make(chan struct{}, 1),
 		reclaim: make(chan struct{}, 1), failed: make(chan error, 1),
+		hashing: make(hashSlots, hashesAtOnce), hashingForPeers: make(hashSlots, hashesAtOnce),
 	}
 	m.hot = hot.New(hot.Options{}, m.clock.Now())
 	m.tokens = auth.NewTokens(time.Duration(cfg.AuthTokenTTL)*time.Second, m.clock.Now)
