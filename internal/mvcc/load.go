@@ -227,7 +227,7 @@ func (s *Store) readPart(ctx context.Context, from, to int64, out chan<- []scann
 		chunk = append(chunk, rec)
 		return len(chunk) < tailChunk || send()
 	})
-	if err = errors.Join(err, failed); err == nil && len(chunk) > 0 {
+	if err == nil && failed == nil && len(chunk) > 0 {
 		send()
 	}
 	return errors.Join(err, failed)
