@@ -146,7 +146,8 @@ type Options struct {
 	// senders do not count themselves (OnSent, Send's sent), each with 1 KiB for its
 	// call; default 64 MiB. While a quarter of it waits for the client's windows its
 	// new calls are held back, while an eighth waits for a full socket nothing more is
-	// read from it, and above all of it the connection is closed.
+	// read from it, and above all of it the connection is closed. Where twice
+	// HeldBytes wait on all connections, one is closed to which more comes than 1 MiB.
 	OutputBytes int
 
 	// StreamMessages and StreamBytes bound what one Stream may have queued for its

@@ -118,7 +118,7 @@ func (b *bidi) pull() {
 			now = c.s.o.Clock.Now()
 		}
 		wire, compressed := m, false
-		if s.req.gzip && m.Size() > 0 {
+		if s.packs(m.Size()) {
 			wire, compressed = Message{Head: pack(join(m)), Kind: m.Kind}, true
 		}
 		it := newItem(wire, nil, compressed)

@@ -87,9 +87,11 @@ func (c *conn) enqueue(s *stream, it outItem) {
 }
 
 // overfull says that more answers wait than a connection may have, all but those
-// that their senders count. The lock is held.
+// that their senders count: for itself, or now that so many wait for all. The lock
+// is held.
 func (c *conn) overfull() bool {
-	return c.queued.Load()+int64(c.out.bytes) > int64(c.s.o.OutputBytes)
+	n := c.queued.Load() + int64(c.out.bytes)
+	return n > int64(c.s.o.OutputBytes) || n > crowdedBytes && c.s.queued.Load() > overfullShare*int64(c.s.o.HeldBytes)
 }
 
 // charge counts bytes that wait in streams, and what keeping them takes. The lock

@@ -41,6 +41,9 @@ const (
 	itemCost = 1 << 10
 	// crowdedBytes is what a connection may always have waiting.
 	crowdedBytes = 1 << 20
+	// overfullShare times Options.HeldBytes is what may wait on all connections
+	// before those with more than crowdedBytes to which more comes are closed.
+	overfullShare = 2
 	// maxWorking is how many unary calls of a connection may be with their handlers
 	// before no more is read from it, those that the client gave up meanwhile
 	// included.

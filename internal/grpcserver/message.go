@@ -18,6 +18,14 @@ var (
 	unpackers sync.Pool
 )
 
+// maxPacked is the size, in bytes, of the largest message that is compressed. A
+// larger one goes as it is, which its flag says (gRPC over HTTP/2, "Compressed-Flag"):
+// to pack it takes its memory twice more, and all of it before the first byte is sent.
+const maxPacked = 1 << 20
+
+// packs says that a message of so many bytes is to be compressed.
+func (s *stream) packs(size int) bool { return s.req.gzip && 0 < size && size <= maxPacked }
+
 // pack compresses a message.
 func pack(raw []byte) []byte {
 	w := packers.Get().(*gzip.Writer)

@@ -62,7 +62,7 @@ func (s *stream) sendMessage(raw []byte, sent func()) error {
 		return status.Errorf(codes.ResourceExhausted, "grpc: trying to send message larger than max (%d vs. %d)", len(raw), c.s.o.MaxSendBytes)
 	}
 	compressed := false
-	if s.req.gzip && len(raw) > 0 {
+	if s.packs(len(raw)) {
 		raw, compressed = pack(raw), true
 	}
 	it := newItem(Message{Head: raw}, nil, compressed)

@@ -416,6 +416,40 @@ func TestAnswersOfServicesNotLetIn(t *testing.T) {
 	}
 }
 
+// Nor can many clients together have what one may not: those that let nothing in
+// are cut off, and a good one beside them is served.
+func TestAnswersOfServicesNotLetInByMany(t *testing.T) {
+	const clients, calls, size = 30, 200, 50 << 10
+	w := &waiting{begun: make(chan struct{}, clients*calls), release: make(chan struct{}), bytes: size}
+	s := start(t, rig{Options: Options{HeldBytes: 16 << 20, MaxReceiveBytes: 1 << 20}, register: w.register})
+	for range clients {
+		f := s.speak(t, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		for range calls {
+			f.call("/w/m", "")
+		}
+	}
+	for range clients * calls {
+		<-w.begun
+	}
+	var most atomic.Int64
+	close(w.release)
+	eventually(t, "the end of all calls", func() bool {
+		most.Store(max(most.Load(), s.queued.Load()))
+		return s.goroutines.Load() == 0
+	})
+	if s.metrics.Limited(limitOutput) == 0 {
+		t.Error("nobody was cut off")
+	}
+	if n, bound := most.Load(), int64(2*16<<20+clients*(crowdedBytes+2*size)); n > bound {
+		t.Errorf("%d bytes waited, %d are in order", n, bound)
+	}
+	c := newCheapClient(t, s.addr, "/w/m", 0)
+	defer c.nc.Close()
+	if err := c.run(1, 1); err != nil {
+		t.Errorf("a good client beside them: %v", err)
+	}
+}
+
 // Calls of generated services count among those that are at work.
 func TestMoreCallsOfServicesThanAnswers(t *testing.T) {
 	w := &waiting{begun: make(chan struct{}, 4*maxWorking), release: make(chan struct{})}

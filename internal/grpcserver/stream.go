@@ -440,7 +440,7 @@ func (s *stream) reply(raw []byte, err error) {
 		return
 	}
 	compressed := false
-	if s.req.gzip && size > 0 {
+	if s.packs(size) {
 		if rest != nil {
 			head := len(raw)
 			raw = append(make([]byte, 0, size), raw...)[:size]

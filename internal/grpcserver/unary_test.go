@@ -193,11 +193,15 @@ func TestMetadata(t *testing.T) {
 }
 
 // letters is a body of the alphabet over and over.
-type letters struct{ at, size int }
+type letters struct {
+	at, size int
+	piece    atomic.Int64 // the longest that was asked for
+}
 
 func (l *letters) Size() int { return l.size }
 
 func (l *letters) Fill(p []byte) {
+	l.piece.Store(max(l.piece.Load(), int64(len(p))))
 	for i := range p {
 		p[i] = 'a' + byte(l.at%26)
 		l.at++
@@ -209,12 +213,16 @@ func (l *letters) Fill(p []byte) {
 func TestBody(t *testing.T) {
 	for name, r := range map[string]rig{"plain": {}, "tls": {tls: true}} {
 		t.Run(name, func(t *testing.T) {
-			var told atomic.Int64
+			var told, piece atomic.Int64
 			r.MaxSendBytes = 4 << 20
 			r.methods = []Method{{Name: "/s/m", Unary: func(call *Call, raw []byte, reply func([]byte, error)) {
 				size, _ := strconv.Atoi(string(raw))
-				call.OnSent(func() { told.Add(1) })
-				call.Follow(&letters{size: size})
+				body := &letters{size: size}
+				call.OnSent(func() {
+					piece.Store(body.piece.Load())
+					told.Add(1)
+				})
+				call.Follow(body)
 				reply(raw, nil)
 			}}}
 			s := start(t, r)
@@ -229,6 +237,10 @@ func TestBody(t *testing.T) {
 					got, err := invoke(t.Context(), conn, "/s/m", []byte(head), option...)
 					if err != nil || !bytes.Equal(got, want) {
 						t.Fatalf("%d bytes behind %q: %d came, %v", size, head, len(got), err)
+					}
+					eventually(t, "word that it was sent", func() bool { return told.Load() == asked })
+					if n := piece.Load(); n > 1<<20 {
+						t.Errorf("%d bytes of %d were made at once", n, size)
 					}
 				}
 			}
