@@ -199,14 +199,22 @@ func (v *saver) wrote(n int64) {
 	v.start()
 }
 
-// savingShare is the part of the time in which checkpoints may be written.
-const savingShare = 12
+const (
+	// savingShare is the part of the time in which checkpoints may be written,
+	savingShare = 12
+	// unless they would be further apart than this. After one that failed they are.
+	longestInterval = time.Minute
+)
 
 // interval is the least time from the start of one checkpoint to that of the next.
 func (v *saver) interval() time.Duration {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return max(v.s.o.CheckpointInterval, savingShare*v.took)
+	wait := min(savingShare*v.took, longestInterval)
+	if v.failed != nil {
+		wait = longestInterval
+	}
+	return max(v.s.o.CheckpointInterval, wait)
 }
 
 // start writes a checkpoint in the background unless one is being written.

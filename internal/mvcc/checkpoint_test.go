@@ -294,10 +294,11 @@ func TestCheckpointForVolume(t *testing.T) {
 // Checkpoints that take long are further apart.
 func TestCheckpointShare(t *testing.T) {
 	var f *fixture
+	took := 3 * time.Second
 	f = newFixture(t, func(o *Options) {
 		o.CheckpointBytes, o.CheckpointInterval = 1000, time.Second
-		o.Go = func(job func()) { // a slow disk: it takes 10 s to make room
-			f.now = f.now.Add(10 * time.Second)
+		o.Go = func(job func()) { // on a slow disk
+			f.now = f.now.Add(took)
 			job()
 		}
 	})
@@ -308,16 +309,25 @@ func TestCheckpointShare(t *testing.T) {
 	if first == -1 {
 		t.Fatal("no checkpoint")
 	}
-	f.now = f.now.Add((savingShare*10 - 11) * time.Second)
-	f.put("b", value)
-	if got := f.saver.revision; got != first {
-		t.Errorf("a checkpoint %d s after one of 10 s", savingShare*10-1)
+	next := func(interval time.Duration) {
+		t.Helper()
+		before := f.saver.revision
+		f.now = f.now.Add(interval - took - time.Second)
+		f.put("b", value)
+		if f.saver.revision != before {
+			t.Errorf("a checkpoint a second before %v were over since one of %v", interval, took)
+		}
+		f.now = f.now.Add(time.Second)
+		took = time.Hour // of the one that begins now
+		f.put("c", value)
+		if f.saver.revision == before {
+			t.Errorf("no checkpoint %v after the last", interval)
+		}
 	}
-	f.now = f.now.Add(time.Second)
-	f.put("c", value)
-	if got := f.saver.revision; got == first {
-		t.Errorf("no checkpoint %d s after one of 10 s", savingShare*10)
-	}
+	next(savingShare * took)
+	took = 0
+	f.now = f.now.Add(-time.Hour)
+	next(longestInterval)
 }
 
 // A checkpoint that did not follow a compaction is put aside.

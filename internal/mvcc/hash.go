@@ -105,8 +105,9 @@ func (s *Store) HashKV(ctx context.Context, r Root, rev int64) (HashResult, erro
 	return s.HashKVPaced(ctx, r, rev, nil)
 }
 
-// HashKVPaced is HashKV that calls pace, if it is not nil, with the bytes it has
-// read since the last call, from time to time. Its error ends the hash.
+// HashKVPaced is HashKV that calls pace, if it is not nil, with 0 before it reads
+// anything, then from time to time with the bytes it has read since the last
+// call. Its error ends the hash. An answer that needs no reading does not call it.
 func (s *Store) HashKVPaced(ctx context.Context, r Root, rev int64, pace func(bytes int) error) (HashResult, error) {
 	if h, ok := s.hashes.find(rev); ok {
 		return HashResult{Hash: h.hash, CompactRevision: h.compacted, HashRevision: h.revision, Revision: r.revision}, nil
@@ -141,6 +142,11 @@ func (s *Store) hashTo(ctx context.Context, r Root, rev int64, h *recordHash, pa
 		case <-s.CompactionDone(r.compacted):
 		case <-ctx.Done():
 			return fmt.Errorf("hash at revision %d waits for the compaction at %d: %w", rev, r.compacted, ctx.Err())
+		}
+	}
+	if pace != nil {
+		if err := pace(0); err != nil {
+			return err
 		}
 	}
 	lower, upper := storage.RevisionBounds(0, rev+1)

@@ -150,6 +150,7 @@ const (
 	tailPart   = 1 << 14 // revisions that one goroutine reads, or more
 	tailParts  = 1 << 12 // most parts
 	tailChunk  = 1 << 11 // records that it hands over at once
+	tailKeys   = 1 << 18 // or those whose keys have so many bytes
 	tailChunks = 4       // and how many chunks it may be ahead
 )
 
@@ -173,7 +174,7 @@ func (s *Store) readAhead(from int64, fn func(*scanned)) error {
 	defer cancel()
 	for range min(runtime.GOMAXPROCS(0), maxScanners, len(parts)) {
 		wg.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(parts)); i = next.Add(1) - 1 {
+			for i := next.Add(1) - 1; i < int64(len(parts)) && ctx.Err() == nil; i = next.Add(1) - 1 {
 				begin, end := from+i*size, from+(i+1)*size
 				if i == int64(len(parts))-1 {
 					end = 0 // the rest
@@ -200,19 +201,19 @@ func (s *Store) readAhead(from int64, fn func(*scanned)) error {
 // till ctx ends.
 func (s *Store) readPart(ctx context.Context, from, to int64, out chan<- []scanned) error {
 	var (
-		chunk  []scanned
-		keys   keyArena
-		failed error
+		chunk    []scanned
+		keys     keyArena
+		keyBytes int // of the chunk
+		failed   error
 	)
 	send := func() bool {
 		select {
 		case out <- chunk:
-			chunk = nil
-			return true
+			chunk, keyBytes = nil, 0
 		case <-ctx.Done():
-			failed = ctx.Err()
-			return false
 		}
+		failed = ctx.Err() // also where both were ready
+		return failed == nil
 	}
 	lower, upper := storage.RevisionBounds(from, to)
 	err := s.eachRecord(ctx, lower, upper, nil, func(r *logRecord) bool {
@@ -225,7 +226,8 @@ func (s *Store) readPart(ctx context.Context, from, to int64, out chan<- []scann
 			chunk = make([]scanned, 0, tailChunk)
 		}
 		chunk = append(chunk, rec)
-		return len(chunk) < tailChunk || send()
+		keyBytes += len(rec.key)
+		return len(chunk) < tailChunk && keyBytes < tailKeys || send()
 	})
 	if err == nil && failed == nil && len(chunk) > 0 {
 		send()
