@@ -15,7 +15,7 @@ import (
 // lets go.
 //
 // A slab of which little is live any more is cleaned: its live entries move to
-// the newest one. Without that, keys which are written again and again would
+// another one. Without that, keys which are written again and again would
 // fill the whole budget with what nobody needs, and each of these writes would
 // cost fresh memory.
 //
@@ -32,8 +32,8 @@ type valueMemory struct {
 	// Below: the writer's.
 	budget    int64
 	slabBytes int
-	current   *slab
-	used      int // of current
+	written   filling // what is written
+	moved     filling // what is moved here: apart, so that who holds on to what was written holds little else
 	bytes     int64
 	slabs     []*slab // in order of creation
 	gens      []uint32
@@ -42,6 +42,12 @@ type valueMemory struct {
 	sparse    []*slab // have few live entries left; cleaned in trim
 	cleaning  *slab
 	cleanAt   int
+}
+
+// filling is a slab to which entries are added.
+type filling struct {
+	slab *slab // nil if there is none
+	used int
 }
 
 type slab struct {
@@ -147,9 +153,14 @@ func (s *slab) entry(off int) []byte {
 	return s.buf[start : start+n : start+n]
 }
 
-// add makes room for an entry of n bytes, which the caller fills before the
-// ref is published.
-func (m *valueMemory) add(n int) ([]byte, index.ValueRef) {
+// add makes room for an entry of n bytes that is written, which the caller fills
+// before the ref is published.
+func (m *valueMemory) add(n int) ([]byte, index.ValueRef) { return m.addTo(&m.written, n) }
+
+// addMoved is add for an entry that was written before.
+func (m *valueMemory) addMoved(n int) ([]byte, index.ValueRef) { return m.addTo(&m.moved, n) }
+
+func (m *valueMemory) addTo(f *filling, n int) ([]byte, index.ValueRef) {
 	need := entrySize(n)
 	if need > m.slabBytes {
 		s := m.newSlab(entryHead+n, 1)
@@ -157,26 +168,25 @@ func (m *valueMemory) add(n int) ([]byte, index.ValueRef) {
 		binary.LittleEndian.PutUint32(s.buf, uint32(n))
 		return s.buf[entryHead:], makeRef(s, 0)
 	}
-	if m.current == nil || m.used+need > len(m.current.buf) {
-		m.retire()
-		m.current, m.used = m.newSlab(m.slabBytes, m.slabBytes/entryAlign), 0
+	if f.slab == nil || f.used+need > len(f.slab.buf) {
+		if full := f.slab; full != nil {
+			f.slab = nil
+			m.look(full)
+		}
+		f.slab, f.used = m.newSlab(m.slabBytes, m.slabBytes/entryAlign), 0
 	}
-	s, off := m.current, m.used
-	m.used += need
+	s, off := f.slab, f.used
+	f.used += need
 	s.note(off, n, true)
 	binary.LittleEndian.PutUint32(s.buf[off:], uint32(n))
 	start, end := off+entryHead, off+entryHead+n
 	return s.buf[start:end:end], makeRef(s, off)
 }
 
-func (m *valueMemory) retire() {
-	if s := m.current; s != nil {
-		m.current = nil
-		m.look(s)
-	}
-}
+// filled says that s is one to which entries are added.
+func (m *valueMemory) filled(s *slab) bool { return s == m.written.slab || s == m.moved.slab }
 
-// look sees if s, which is not current, can be given up.
+// look sees if s, to which nothing is added any more, can be given up.
 func (m *valueMemory) look(s *slab) {
 	if s.live == 0 {
 		m.empty = append(m.empty, s)
@@ -222,7 +232,7 @@ func (m *valueMemory) dead(ref index.ValueRef, n uint32) {
 		return
 	}
 	s.note(int(ref)&(slabBytesFull-1), int(n), false)
-	if s != m.current {
+	if !m.filled(s) {
 		m.look(s)
 	}
 }
@@ -286,7 +296,7 @@ func (m *valueMemory) dirty() *slab {
 	for m.bytes > m.budget {
 		victim := m.victim()
 		if victim == nil {
-			break // only the slab that is being filled is left
+			break // only slabs that are being filled are left
 		}
 		if victim.touched.Load() && 2*victim.live <= int64(len(victim.buf)) {
 			return victim
@@ -306,11 +316,11 @@ func (m *valueMemory) dirty() *slab {
 
 // victim chooses the slab to give up: one that is mostly dead, else the oldest
 // that nobody has read since the hand of the clock came by. It is nil if only
-// the current one is left.
+// those that are being filled are left.
 func (m *valueMemory) victim() *slab {
 	var least, cold, oldest *slab
 	for _, s := range m.slabs {
-		if s == m.current {
+		if m.filled(s) {
 			continue
 		}
 		if oldest == nil {

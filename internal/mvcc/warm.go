@@ -57,7 +57,7 @@ func (s *Store) remember(key []byte, mod Revision, kv []byte) {
 
 // move copies the value of the live item it to a new place in memory.
 func (s *Store) move(it index.Item, kv []byte) {
-	buf, ref := s.values.add(len(kv))
+	buf, ref := s.values.addMoved(len(kv))
 	copy(buf, kv)
 	s.tree.SetRef(it.Key, it.Mod, ref)
 }

@@ -40,19 +40,28 @@ func newRecent(budget int, revision int64) *recent {
 	return &recent{budget: budget, first: revision + 1, last: revision}
 }
 
+// encodeLater bounds the batches that are encoded later, under the lock, in bytes.
+const encodeLater = 1 << 20
+
 // add appends a batch that ends at revision and drops the oldest ones that no
 // longer fit. The events are encoded when somebody wants them: where nobody
 // watches, that is never. Till then they hold what the store keeps them in, which
-// has the same bytes and little more, since events lie there in order too.
+// has the same bytes and little more, since events lie there in order too. A very
+// large batch is encoded at once, as others would wait for it later.
 func (r *recent) add(revision int64, events []mvcc.Event) {
 	bytes := entriesSize(events)
 	first, last := events[0].Rev.Main, events[len(events)-1].Rev.Main
+	b := batch{last: revision, events: events, bytes: bytes}
+	if bytes > encodeLater {
+		b.encode()
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if first <= r.last || last > revision {
 		broken("events of revisions %d to %d published for root %d after revision %d", first, last, revision, r.last)
 	}
-	r.batches = append(r.batches, batch{first: r.last + 1, last: revision, events: events, bytes: bytes})
+	b.first = r.last + 1
+	r.batches = append(r.batches, b)
 	r.last = revision
 	r.grow(bytes)
 }
