@@ -27,6 +27,7 @@ type compactJob struct {
 	older         *epoch // the epoch it ended; nil after a restart
 
 	phase    compactPhase
+	began    time.Time // its first step
 	earliest time.Time // when deletion may begin
 	deadline time.Time // when it no longer waits for views
 	from     []byte    // where prune goes on
@@ -106,6 +107,7 @@ func (s *Store) CompactStep() (more bool, pause time.Duration, err error) {
 	case phaseBegin:
 		s.announced.Store(j.rev)
 		now := s.o.Now()
+		j.began = now
 		j.earliest, j.deadline = now.Add(min(s.o.ViewAge, pinGrace)), now.Add(s.o.ViewAge)
 		j.phase = phasePrune
 		return true, 0, nil
@@ -133,8 +135,10 @@ func (s *Store) CompactStep() (more bool, pause time.Duration, err error) {
 
 // prune takes superfluous revisions of some keys out of the index.
 func (s *Store) prune(j *compactJob) {
+	began := s.o.Now()
 	j.from = s.tree.Compact(j.rev, j.from, s.o.CompactionBatch, nil)
 	s.root.index = s.tree.Root()
+	s.o.Metrics.IndexPause.Observe(milliseconds(s.o.Now().Sub(began)))
 	if j.from == nil {
 		j.phase = phaseWait
 	}
@@ -158,6 +162,7 @@ func (s *Store) olderViews(j *compactJob) bool {
 
 // scan hashes and deletes some records.
 func (s *Store) scan(j *compactJob) error {
+	began, deleted := s.o.Now(), j.deleted
 	b := s.storage.NewBatch()
 	end, err := s.scanInto(b, j)
 	if err != nil {
@@ -172,7 +177,12 @@ func (s *Store) scan(j *compactJob) error {
 	} else if err := s.storage.Commit(b); err != nil {
 		return err
 	}
+	now := s.o.Now()
+	s.o.Metrics.CompactedKeys.Add(float64(j.deleted - deleted))
+	s.o.Metrics.DeletePause.Observe(milliseconds(now.Sub(began)))
 	if end {
+		s.o.Metrics.LastCompaction.Set(float64(now.Unix()))
+		s.o.Metrics.CompactionTotal.Observe(milliseconds(now.Sub(j.began)))
 		s.finish(j)
 	}
 	return nil

@@ -86,7 +86,7 @@ type Options struct {
 	// CheckpointInterval is the least time between two checkpoints made for
 	// volume. It bounds the records that a start after a crash reads one by one.
 	// Those that take long are further apart, so that no more than a twelfth of
-	// the time goes to them. Default 5 s.
+	// the time goes to them, up to a minute. Default 5 s.
 	CheckpointInterval time.Duration
 	// Room returns how many bytes the disk has for a checkpoint. One that takes
 	// more is given up: the next start is slower. Nil means enough.
@@ -99,7 +99,8 @@ type Options struct {
 	// run the job in place.
 	Go func(job func())
 
-	Logger *slog.Logger // nil means discard
+	Logger  *slog.Logger // nil means discard
+	Metrics *Metrics     // nil means that nobody reads them
 
 	slabBytes int // for tests; 0 means 1 MiB
 	// unusable is told why a checkpoint is of no use, and keeps files as they are.

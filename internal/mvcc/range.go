@@ -16,6 +16,14 @@ import (
 // if end is a single zero byte. The error is ErrFutureRevision, ErrCompacted,
 // ErrTooBig, the context's, or the disk's.
 func (v *View) Range(ctx context.Context, key, end []byte, o RangeOptions) (RangeResult, error) {
+	res, err := v.read(ctx, key, end, &o)
+	if err == nil && !o.NoCount {
+		v.store.o.Metrics.Ranges.Inc()
+	}
+	return res, err
+}
+
+func (v *View) read(ctx context.Context, key, end []byte, o *RangeOptions) (RangeResult, error) {
 	rev, err := v.revision(o.Revision)
 	if err != nil {
 		return RangeResult{}, err
@@ -24,9 +32,9 @@ func (v *View) Range(ctx context.Context, key, end []byte, o RangeOptions) (Rang
 		o.Limit = 0
 	}
 	if len(end) == 0 && !o.KeysOnly && !o.CountOnly && !o.filtered() {
-		return v.one(ctx, key, v.at(rev), &o)
+		return v.one(ctx, key, v.at(rev), o)
 	}
-	r := reader{v: v, ctx: ctx, o: o, index: v.root.index, at: v.at(rev), key: key, end: end}
+	r := reader{v: v, ctx: ctx, o: *o, index: v.root.index, at: v.at(rev), key: key, end: end}
 	if r.at != 0 {
 		if ix, ok := v.store.pages.find(rev); ok {
 			r.index, r.at = ix, 0

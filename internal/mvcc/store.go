@@ -83,6 +83,9 @@ func (o Options) withDefaults() Options {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.Metrics == nil {
+		o.Metrics = NewMetrics()
+	}
 	if o.slabBytes == 0 {
 		o.slabBytes = slabBytesFull
 	}

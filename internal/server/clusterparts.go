@@ -36,10 +36,11 @@ func (m *Member) root() *member.Root {
 }
 
 // newMembership is for a member whose node and transport are there.
-func (m *Member) newMembership() *membership {
+func (m *Member) newMembership(metrics *metrics) *membership {
 	return &membership{
 		self: m.id.member, strict: m.cfg.StrictReconfig, tick: m.cfg.Tick(), requestTimeout: m.cfg.RequestTimeout(),
 		root: m.root, raft: m.node, ids: m.ids, active: m.transport.ActiveSince, caughtUp: m.caughtUp, peers: m.client, clock: m.clock,
+		promotions: metrics.promotions,
 	}
 }
 

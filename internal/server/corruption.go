@@ -143,21 +143,22 @@ func (m *Member) settledHash(ctx context.Context, revision int64) (h leader.Hash
 
 // pacedHashKV is HashKV for other members, who are in no hurry.
 func (m *Member) pacedHashKV(ctx context.Context, revision int64) (rpc.HashKV, error) {
-	if err := m.hashingForPeers.take(ctx); err != nil {
-		return rpc.HashKV{}, err
-	}
-	defer m.hashingForPeers.give()
+	pace, end := m.hashingForPeers.turn(ctx, m.paceHash(ctx))
+	defer end()
 	g := m.hold()
 	defer g.release()
-	h, err := g.machine.Keys().HashKVPaced(ctx, g.machine.Root(), revision, m.paceHash(ctx))
+	h, err := g.machine.Keys().HashKVPaced(ctx, g.machine.Root(), revision, pace)
 	return rpc.HashKV(h), err
 }
 
-// paceHash lets hashBytesPerSecond pass.
+// paceHash lets hashBytesPerSecond pass, from its first call on.
 func (m *Member) paceHash(ctx context.Context) func(bytes int) error {
-	begun, read := m.clock.Now(), int64(0)
+	var begun time.Time
+	read := int64(0)
 	return func(bytes int) error {
-		read += int64(bytes)
+		if read += int64(bytes); begun.IsZero() {
+			begun = m.clock.Now()
+		}
 		ahead := time.Duration(float64(read)/hashBytesPerSecond*float64(time.Second)) - m.clock.Now().Sub(begun)
 		if ahead <= 0 {
 			return ctx.Err()

@@ -228,9 +228,9 @@ func (e *edge) run(m *Member, serve func() error) {
 	})
 }
 
-func (e *edge) clientAddrs() []string {
+func addrs(listeners []*listener) []string {
 	var out []string
-	for _, l := range e.client {
+	for _, l := range listeners {
 		out = append(out, l.Addr().String())
 	}
 	return out

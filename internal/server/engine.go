@@ -73,7 +73,7 @@ func (a machine) Apply(entries []*raftpb.Entry) ([]consensus.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.m.applied(len(entries), time.Since(began))
+	a.m.applied(entries, results, time.Since(began))
 	out := make([]consensus.Result, len(results))
 	for i := range results {
 		r := &results[i]
@@ -98,11 +98,12 @@ func (a machine) Apply(entries []*raftpb.Entry) ([]consensus.Result, error) {
 }
 
 // applied counts a batch of entries, and warns of one that took long.
-func (m *Member) applied(entries int, took time.Duration) {
+func (m *Member) applied(entries []*raftpb.Entry, results []state.Result, took time.Duration) {
 	m.timed.commit.Observe(took.Seconds())
+	m.timed.apply.applied(entries, results, took)
 	if took > m.cfg.WarningApply {
 		m.timed.slowApplies.Inc()
-		m.log.Warn("applying entries took too long", "entries", entries, "took", took, "expected", m.cfg.WarningApply)
+		m.log.Warn("applying entries took too long", "entries", len(entries), "took", took, "expected", m.cfg.WarningApply)
 	}
 }
 
@@ -200,6 +201,29 @@ func (s hashSlots) take(ctx context.Context) error {
 
 func (s hashSlots) give() { <-s }
 
+// turn returns a pace for a hash that takes a slot before anything is read, and
+// what gives it back. Each further call goes to pace, unless that is nil.
+func (s hashSlots) turn(ctx context.Context, pace func(bytes int) error) (paced func(bytes int) error, end func()) {
+	taken := false
+	paced = func(bytes int) error {
+		if !taken {
+			if err := s.take(ctx); err != nil {
+				return err
+			}
+			taken = true
+		}
+		if pace == nil {
+			return nil
+		}
+		return pace(bytes)
+	}
+	return paced, func() {
+		if taken {
+			s.give()
+		}
+	}
+}
+
 // Hash implements rpc.Maintenance.
 func (m *Member) Hash(ctx context.Context) (uint32, int64, error) {
 	if err := m.hashing.take(ctx); err != nil {
@@ -215,15 +239,13 @@ func (m *Member) Hash(ctx context.Context) (uint32, int64, error) {
 
 // HashKV implements rpc.Maintenance.
 func (m *Member) HashKV(ctx context.Context, revision int64) (rpc.HashKV, error) {
-	if err := m.hashing.take(ctx); err != nil {
-		return rpc.HashKV{}, err
-	}
-	defer m.hashing.give()
+	pace, end := m.hashing.turn(ctx, nil)
+	defer end()
 	began := time.Now()
 	defer func() { m.timed.hashRevision.Observe(time.Since(began).Seconds()) }()
 	g := m.hold()
 	defer g.release()
-	h, err := g.machine.Keys().HashKV(ctx, g.machine.Root(), revision)
+	h, err := g.machine.Keys().HashKVPaced(ctx, g.machine.Root(), revision, pace)
 	return rpc.HashKV(h), err
 }
 

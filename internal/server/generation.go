@@ -60,7 +60,7 @@ func (m *Member) openGeneration(dir string) (_ *generation, err error) {
 			FS: m.seams.FS, Dir: m.join(dir, indexDir), ValueBudgetBytes: m.budgets().values,
 			CompactionBatch: m.cfg.CompactionBatchLimit, CompactionPause: m.cfg.CompactionSleepInterval,
 			OnWarm: func() { go debug.FreeOSMemory() }, // what reading the records left behind
-			Room:   m.guard.Room,
+			Room:   m.guard.Room, Metrics: m.timed.keys,
 		},
 		MinLeaseTTL: minLeaseTTL(m.cfg), MaxLearners: m.cfg.MaxLearners, Version: config.EtcdVersion, QuotaBytes: m.cfg.Quota(),
 		Wanted:    func(id uint64) bool { return m.ids != nil && m.ids.Made(id) },

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"testing"
+
+	"github.com/engram-kv/engram/internal/mvcc"
 )
 
 // TestHashesAtOnce: hashes wait for one another, those of clients not for those of members, and give up with their caller.
@@ -11,6 +13,10 @@ func TestHashesAtOnce(t *testing.T) {
 	t.Parallel()
 	m := start(t, t.TempDir())
 	defer stop(t, m)
+	c := client(t, m)
+	if _, err := c.Put(t.Context(), "a", "1"); err != nil {
+		t.Fatal(err)
+	}
 	for range hashesAtOnce {
 		if err := m.hashing.take(t.Context()); err != nil {
 			t.Fatal(err)
@@ -22,6 +28,9 @@ func TestHashesAtOnce(t *testing.T) {
 	go func() { _, err := m.HashKV(ctx, 0); done <- err }()
 	if _, err := m.pacedHashKV(t.Context(), 0); err != nil {
 		t.Errorf("another member's hash beside those of clients: %v", err)
+	}
+	if _, err := m.HashKV(t.Context(), 1<<40); !errors.Is(err, mvcc.ErrFutureRevision) {
+		t.Errorf("an answer that takes no reading: %v", err)
 	}
 	cancel()
 	for range 2 {

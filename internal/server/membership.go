@@ -33,6 +33,8 @@ type membership struct {
 	caughtUp func(ctx context.Context) error // waits until all that is committed now is applied here
 	peers    promoter
 	clock    clock.Clock
+
+	promotions *promotionMetrics
 }
 
 // changer is the part of *consensus.Node that changes members.
@@ -161,6 +163,12 @@ const readyRatio = 0.9
 
 // promote is for the leader. ErrNotLeader says that it is not.
 func (c *membership) promote(ctx context.Context, id uint64) ([]*pb.Member, error) {
+	members, err := c.tryPromote(ctx, id)
+	c.promotions.ended(err)
+	return members, err
+}
+
+func (c *membership) tryPromote(ctx context.Context, id uint64) ([]*pb.Member, error) {
 	cc := member.PromoteChange(c.ids.Next(), id)
 	if err := c.validate(ctx, cc); err != nil {
 		return nil, err

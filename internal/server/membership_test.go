@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/membershippb"
 	"go.etcd.io/raft/v3/raftpb"
@@ -42,6 +44,8 @@ type fakeCluster struct {
 	active    map[uint64]time.Time
 	promote   func(urls []string, token string) ([]peer.Member, error)
 	caughtUp  func() error
+
+	promotions *promotionMetrics
 }
 
 // newFakeCluster has members described as "id", with l for a learner, - for one
@@ -58,7 +62,7 @@ func newFakeCluster(t *testing.T, members string) *fakeCluster {
 		}
 	})
 	c := &fakeCluster{t: t, store: store, clock: clock.NewFake(time.Unix(1700000000, 0)), leader: 1, active: map[uint64]time.Time{},
-		cancelled: make(chan uint64, 1), moved: make(chan uint64, 1), caughtUp: func() error { return nil }}
+		cancelled: make(chan uint64, 1), moved: make(chan uint64, 1), caughtUp: func() error { return nil }, promotions: newPromotionMetrics()}
 	if c.table, err = member.Open(store, member.Options{Version: "3.7.3"}); err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +175,7 @@ func (c *fakeCluster) membership(self uint64, strict bool) *membership {
 	return &membership{
 		self: self, strict: strict, tick: 100 * time.Millisecond, requestTimeout: 7 * time.Second,
 		root: c.Root, raft: c, ids: consensus.NewIDs(self, c.clock.Now()), active: func(id uint64) time.Time { return c.active[id] },
-		caughtUp: func(context.Context) error { return c.caughtUp() }, peers: c, clock: c.clock,
+		caughtUp: func(context.Context) error { return c.caughtUp() }, peers: c, clock: c.clock, promotions: c.promotions,
 	}
 }
 
@@ -373,6 +377,7 @@ func TestRemoveAndUpdateMember(t *testing.T) {
 }
 
 func TestPromoteOnTheLeader(t *testing.T) {
+	counted := newPromotionMetrics()
 	for _, c := range []struct {
 		what, members string
 		id, match     uint64
@@ -389,6 +394,7 @@ func TestPromoteOnTheLeader(t *testing.T) {
 	} {
 		cluster := newFakeCluster(t, c.members)
 		cluster.progress = []consensus.Progress{{ID: 1, Match: 100}, {ID: 2, Learner: true, Match: c.match}}
+		cluster.promotions = counted
 		members, err := cluster.membership(1, true).PromoteMember(t.Context(), c.id, "")
 		if !errors.Is(err, c.want) || err == nil && (members[1].IsLearner || string(cluster.proposed[0].GetContext()) != `{"id":2,"peerURLs":null,"isPromote":true}`) {
 			t.Errorf("%s: %v %v, want %v", c.what, members, err, c.want)
@@ -396,6 +402,32 @@ func TestPromoteOnTheLeader(t *testing.T) {
 		if err != nil && len(cluster.proposed) > 0 {
 			t.Errorf("%s was proposed", c.what)
 		}
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(counted.collectors()...)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, one := range f.GetMetric() {
+			name := f.GetName()
+			for _, l := range one.GetLabel() {
+				name += ", " + l.GetName() + " " + l.GetValue()
+			}
+			got[name] = one.GetCounter().GetValue()
+		}
+	}
+	const failures = "etcd_server_learner_promote_failures, Reason "
+	if want := map[string]float64{
+		"etcd_server_learner_promote_successes":                                                 1,
+		failures + "etcdserver: can only promote a learner member which is in sync with leader": 3,
+		failures + "membership: ID not found":                                                   1,
+		failures + "membership: can only promote a learner member":                              2,
+		failures + "other": 1,
+	}; !maps.Equal(got, want) {
+		t.Errorf("counted %v, want %v", got, want)
 	}
 	// Readiness is no matter of strictness.
 	c := newFakeCluster(t, "1 2l")

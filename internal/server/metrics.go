@@ -15,6 +15,7 @@ import (
 	"github.com/engram-kv/engram/internal/consensus"
 	"github.com/engram-kv/engram/internal/grpcserver"
 	"github.com/engram-kv/engram/internal/lease"
+	"github.com/engram-kv/engram/internal/mvcc"
 	"github.com/engram-kv/engram/internal/peer"
 	"github.com/engram-kv/engram/internal/raftlog"
 	"github.com/engram-kv/engram/internal/rpc"
@@ -35,6 +36,8 @@ type metrics struct {
 	grpc      *grpcserver.Metrics
 	web       *web.Metrics
 	store     *storeMetrics
+
+	promotions *promotionMetrics
 }
 
 // storeMetrics time what is done to the store. The names are of etcd's bbolt;
@@ -46,6 +49,8 @@ type storeMetrics struct {
 	snapshot                           prometheus.Histogram
 	quota                              *quotaMetrics
 	check                              *checkMetrics
+	apply                              *applyMetrics
+	keys                               *mvcc.Metrics
 }
 
 func newStoreMetrics() *storeMetrics {
@@ -61,12 +66,12 @@ func newStoreMetrics() *storeMetrics {
 		slowApplies:  prometheus.NewCounter(prometheus.CounterOpts{Name: "etcd_server_slow_apply_total", Help: "The number of batches of log entries that took longer to run than --warning-apply-duration."}),
 		defragging:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "etcd_disk_defrag_inflight", Help: "1 while space is given back to the disk."}),
 		snapshot:     histogram("etcd_disk_backend_snapshot_duration_seconds", "The time that a backup takes until its last byte was handed to the client's connection.", prometheus.ExponentialBuckets(0.01, 2, 17)),
-		quota:        newQuotaMetrics(), check: newCheckMetrics(),
+		quota:        newQuotaMetrics(), check: newCheckMetrics(), apply: newApplyMetrics(), keys: mvcc.NewMetrics(),
 	}
 }
 
 func (s *storeMetrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{s.commit, s.defrag, s.hash, s.hashRevision, s.slowApplies, s.defragging, s.snapshot, s.quota.warnings, s.check.checks}
+	return append(s.keys.Collectors(), s.commit, s.defrag, s.hash, s.hashRevision, s.slowApplies, s.defragging, s.snapshot, s.quota.warnings, s.check.checks, s.apply)
 }
 
 func newMetrics(cfg *config.Config) *metrics {
@@ -74,7 +79,7 @@ func newMetrics(cfg *config.Config) *metrics {
 		registry: prometheus.NewRegistry(),
 		raftlog:  raftlog.NewMetrics(), peer: peer.NewMetrics(), consensus: consensus.NewMetrics(), lease: lease.NewMetrics(),
 		watch: watch.NewMetrics(), rpc: rpc.NewMetrics(cfg.Metrics == "extensive"), grpc: grpcserver.NewMetrics(), web: web.NewMetrics(),
-		store: newStoreMetrics(),
+		store: newStoreMetrics(), promotions: newPromotionMetrics(),
 	}
 }
 
@@ -94,6 +99,7 @@ func (m *metrics) register(member *Member) error {
 	all = append(all, m.peer.Collectors()...)
 	all = append(all, m.watch.Collectors()...)
 	all = append(all, m.store.collectors()...)
+	all = append(all, m.promotions.collectors()...)
 	all = append(all, member.collectors()...)
 	for _, c := range all {
 		if err := m.registry.Register(c); err != nil {

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/engram-kv/engram/internal/storage"
 )
 
 // TestSpaceComesBack: after deletes and a compaction dbSizeInUse falls at once
@@ -106,6 +109,74 @@ func testSpaceComesBack(t *testing.T, every int) {
 	}
 	if late > moments+len(busy)/100 {
 		t.Errorf("%d of %d puts took more than %v while space came back; p99 was %v before", late, len(busy), limit, p99(quiet))
+	}
+}
+
+// TestDefragment: dead space that is too little to be given back by itself is given back when somebody asks for it. Pebble, which may
+// find some of it on its own, is kept from looking.
+func TestDefragment(t *testing.T) {
+	t.Parallel()
+	const batch, batches, valueBytes = 64, 32, 16 << 10 // 32 MiB, of which half will be dead
+	const dead = batch * batches * valueBytes / 2
+	m, err := tryStartWith(t, t.TempDir(), slog.New(slog.DiscardHandler), Seams{Storage: func(o *storage.Options) { o.Manual = true }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop(t, m)
+	c, ctx := client(t, m), t.Context()
+	flush := func() { // or what is deleted was never in a file
+		t.Helper()
+		g := m.hold()
+		defer g.release()
+		if err := g.store.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	each := func(batch func(b int) []clientv3.Op) (revision int64) {
+		t.Helper()
+		for b := range batches {
+			r, err := c.Txn(ctx).Then(batch(b)...).Commit()
+			if err != nil {
+				t.Fatal(err)
+			}
+			revision = r.Header.Revision
+		}
+		return revision
+	}
+	random, value := rand.NewChaCha8([32]byte{}), make([]byte, valueBytes)
+	each(func(b int) (ops []clientv3.Op) {
+		for i := range batch {
+			random.Read(value) // nothing that compresses
+			ops = append(ops, clientv3.OpPut(fmt.Sprint(b, i), string(value)))
+		}
+		return ops
+	})
+	flush()
+	last := each(func(b int) (ops []clientv3.Op) {
+		for i := range batch / 2 {
+			ops = append(ops, clientv3.OpDelete(fmt.Sprint(b, 2*i)))
+		}
+		return ops
+	})
+	if _, err := c.Compact(ctx, last, clientv3.WithCompactPhysical()); err != nil {
+		t.Fatal(err)
+	}
+	flush()
+
+	const defragmented = "etcd_disk_backend_defrag_duration_seconds_count"
+	if s := m.Status(); s.SizeBytes < s.UsageBytes+dead*3/4 || m.garbage() {
+		t.Fatalf("%d bytes of files for %d in use: want %d that are dead, and too few to be given back (%t)", s.SizeBytes, s.UsageBytes, dead, m.garbage())
+	}
+	if n := figures(t, m)[defragmented]; n != 0 {
+		t.Fatalf("space was given back %v times before anybody asked", n)
+	}
+	if _, err := c.Defragment(ctx, m.ClientAddrs()[0]); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the space to come back", func() bool { s := m.Status(); return s.SizeBytes < s.UsageBytes+dead/4 })
+	waitFor(t, "the count of that", func() bool { return figures(t, m)[defragmented] == 1 })
+	if r, err := c.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithCountOnly()); err != nil || r.Count != batch*batches/2 {
+		t.Errorf("%v keys are left, %v", r, err)
 	}
 }
 

@@ -177,7 +177,7 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 	}
 	m.hub = m.newHub(metrics)
 	m.leases = m.newLeases(m.newLeaderLeases())
-	m.membership, m.versions, m.departure = m.newMembership(), m.newVersions(m.leading.Load), m.newDeparture(run)
+	m.membership, m.versions, m.departure = m.newMembership(metrics), m.newVersions(m.leading.Load), m.newDeparture(run)
 	m.openEdge(metrics)
 	m.startWorkers(run)
 	m.edge.servePeers(m)
@@ -201,7 +201,10 @@ func StartWith(ctx context.Context, cfg *config.Config, log *slog.Logger, seams 
 }
 
 // ClientAddrs are the addresses that clients are served on, as bound.
-func (m *Member) ClientAddrs() []string { return m.edge.clientAddrs() }
+func (m *Member) ClientAddrs() []string { return addrs(m.edge.client) }
+
+// PeerAddrs are the addresses that other members are served on, as bound.
+func (m *Member) PeerAddrs() []string { return addrs(m.edge.peer) }
 
 const (
 	// limitEvery is the time between two settings of the memory limit.
