@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/engram-kv/engram/internal/auth"
 	"github.com/engram-kv/engram/internal/command"
 	"github.com/engram-kv/engram/internal/member"
 )
@@ -34,20 +36,30 @@ func TestSameInputTwoWays(t *testing.T) {
 	}
 	levels := map[uint64]int{} // that were seen
 	var passed, refused int    // of the entries that met a full store with a reserve
+	var allowed, denied int    // of the requests for keys while auth was on
+	met := newSeen()
 	for seed := first; seed <= last; seed++ {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		a := newRig(t, Options{})
 		b := newRig(t, Options{})
-		generate(a, rng, 400)
+		generate(a, rng, 800)
 		b.entries = a.entries
 		n := len(a.entries)
 
 		var one []string
 		levelAt := make([]uint64, n+1) // after each entry
 		for i := 1; i <= n; i++ {
+			guarded := a.m.now.Load().auth.Enabled()
 			_, full := a.m.now.Load().alarms.FullAt()
 			usage := a.m.Root().UsageBytes()
 			one = append(one, a.apply(i, 1)...)
+			done := !strings.HasPrefix(one[i-1], "error ")
+			what := met.add(t, a.entries[i-1], done)
+			if guarded && done && slices.Contains([]string{"put", "range", "delete_range", "txn"}, what) {
+				allowed++
+			} else if guarded && strings.Contains(one[i-1], auth.ErrPermissionDenied.Error()) {
+				denied++
+			}
 			if full && a.m.Root().UsageBytes() > usage {
 				passed++
 			} else if full && strings.Contains(one[i-1], ErrNoSpace.Error()) {
@@ -108,11 +120,65 @@ func TestSameInputTwoWays(t *testing.T) {
 		a.close()
 		b.close()
 	}
+	if *onlySeed == 0 {
+		met.check(t)
+	}
 	if *onlySeed == 0 && (levels[0] < 20**seeds || levels[1] < 20**seeds) {
 		t.Errorf("feature levels were seen so often: %v", levels)
 	}
 	if *onlySeed == 0 && (passed < *seeds || refused < *seeds) {
 		t.Errorf("of what met a full store with a reserve %d entries passed and %d were refused", passed, refused)
+	}
+	if *onlySeed == 0 && (allowed < *seeds || denied < *seeds) {
+		t.Errorf("of the requests for keys while auth was on %d were allowed and %d denied", allowed, denied)
+	}
+}
+
+// seen counts entries by what they do, and those of them that were not refused.
+type seen struct{ all, done map[string]int }
+
+// newSeen knows of every kind of entry that there is.
+func newSeen() seen {
+	s := seen{map[string]int{}, map[string]int{}}
+	for k := command.KindNone + 1; k.Field() != 0; k++ {
+		s.all[k.String()] = 0
+	}
+	for _, change := range raftpb.ConfChangeType_name {
+		s.all[change] = 0
+	}
+	return s
+}
+
+// add counts an entry, and returns what it does.
+func (s seen) add(t *testing.T, e *raftpb.Entry, done bool) (what string) {
+	t.Helper()
+	if e.GetType() == raftpb.EntryConfChange {
+		cc := new(raftpb.ConfChange)
+		if err := proto.Unmarshal(e.GetData(), cc); err != nil {
+			t.Fatal(err)
+		}
+		what = cc.GetType().String()
+	} else {
+		var c command.Command
+		if err := command.Decode(e.GetData(), &c); err != nil {
+			t.Fatal(err)
+		}
+		what = c.Kind.String()
+	}
+	s.all[what]++
+	if done {
+		s.done[what]++
+	}
+	return what
+}
+
+// check fails the test if it says nothing of some kind of entry.
+func (s seen) check(t *testing.T) {
+	t.Helper()
+	for what, n := range s.all {
+		if s.done[what] == 0 {
+			t.Errorf("%s: %d entries, all of them refused: generate makes none that says anything", what, n)
+		}
 	}
 }
 
@@ -139,6 +205,8 @@ func generate(r *rig, rng *rand.Rand, n int) {
 	self := member.Member{ID: 7, PeerURLs: []string{"http://127.0.0.1:2380"}, Name: "m"}
 	conf(member.AddChange(0, self))
 	noted := members.m.now.Load().members.Fingerprint()
+	const notOld = 1 << 20 // auth revision
+	root := command.Header{Username: "root", AuthRevision: notOld}
 	for len(r.entries) < n {
 		switch rng.IntN(60) {
 		case 0:
@@ -151,11 +219,22 @@ func generate(r *rig, rng *rand.Rand, n int) {
 			noted = members.m.now.Load().members.Fingerprint()
 			r.proposeLevel(1, noted)
 			continue
+		case 3: // for a while users need rights
+			r.propose(root, command.KindAuthUserAdd, &pb.AuthUserAddRequest{Name: "root", HashedPassword: "aGFzaA==", Options: &authpb.UserAddOptions{}})
+			r.propose(root, command.KindAuthUserGrantRole, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+			r.propose(root, command.KindAuthEnable, &pb.AuthEnableRequest{})
+			continue
+		case 4, 5, 6, 7:
+			r.propose(root, command.KindAuthDisable, &pb.AuthDisableRequest{})
+			continue
 		}
 		kind, msg := g.command()
 		var h command.Header
 		if rng.IntN(3) > 0 { // matters while auth is on
 			h.Username, h.AuthRevision = g.user(), uint64(1+rng.IntN(40))
+			if rng.IntN(2) == 0 {
+				h.AuthRevision = notOld
+			}
 		}
 		r.propose(h, kind, msg)
 	}
@@ -253,8 +332,8 @@ func (g *generator) txn(depth int, prefix string) *pb.TxnRequest {
 }
 
 func (g *generator) command() (command.Kind, proto.Message) {
-	switch g.rng.IntN(34) {
-	case 0, 1, 2, 3, 4, 5, 6:
+	switch g.rng.IntN(48) {
+	case 0, 1, 2, 3, 4, 5, 6, 41, 42, 43, 44, 45, 46:
 		return command.KindPut, g.put()
 	case 7, 8, 9:
 		return command.KindDeleteRange, g.deleteRange()
@@ -263,7 +342,7 @@ func (g *generator) command() (command.Kind, proto.Message) {
 	case 14:
 		return command.KindRange, g.rangeRequest()
 	case 15:
-		g.revision += int64(g.rng.IntN(12))
+		g.revision += int64(g.rng.IntN(8))
 		return command.KindCompaction, &pb.CompactionRequest{Revision: g.revision}
 	case 16, 17:
 		return command.KindLeaseGrant, &pb.LeaseGrantRequest{ID: g.lease(), TTL: int64(g.rng.IntN(100))}
@@ -289,10 +368,10 @@ func (g *generator) command() (command.Kind, proto.Message) {
 		return command.KindAuthUserRevokeRole, &pb.AuthUserRevokeRoleRequest{Name: g.user(), Role: g.role()}
 	case 28:
 		return command.KindAuthRoleGrantPermission, &pb.AuthRoleGrantPermissionRequest{Name: g.role(), Perm: &authpb.Permission{
-			PermType: authpb.Permission_Type(g.rng.IntN(3)), Key: g.key(), RangeEnd: g.end(),
+			PermType: authpb.Permission_Type(g.rng.IntN(3)), Key: []byte(g.pick("a", "b")), RangeEnd: []byte(g.pick("", "c", "\x00")),
 		}}
 	case 29:
-		return command.KindAuthRoleRevokePermission, &pb.AuthRoleRevokePermissionRequest{Role: g.role(), Key: g.key(), RangeEnd: g.end()}
+		return command.KindAuthRoleRevokePermission, &pb.AuthRoleRevokePermissionRequest{Role: g.role(), Key: []byte(g.pick("a", "b")), RangeEnd: []byte(g.pick("", "c", "\x00"))}
 	case 30:
 		return command.KindAuthEnable, &pb.AuthEnableRequest{}
 	case 31:
@@ -301,6 +380,22 @@ func (g *generator) command() (command.Kind, proto.Message) {
 		return command.KindClusterMemberAttrSet, &membershippb.ClusterMemberAttrSetRequest{
 			Member_ID: uint64(7 + g.rng.IntN(3)), MemberAttributes: &membershippb.Attributes{Name: g.pick("m", "n"), ClientUrls: []string{"http://127.0.0.1:2379"}},
 		}
+	case 33:
+		return command.KindAuthUserChangePassword, &pb.AuthUserChangePasswordRequest{Name: g.user(), HashedPassword: g.pick("aGFzaA==", "b3RoZXI=", "no base64")}
+	case 34:
+		return command.KindAuthenticate, &pb.InternalAuthenticateRequest{Name: g.user(), SimpleToken: g.pick("", "abcdefghijklmnop")}
+	case 35:
+		return command.KindAuthStatus, &pb.AuthStatusRequest{}
+	case 36:
+		return command.KindAuthUserGet, &pb.AuthUserGetRequest{Name: g.user()}
+	case 37:
+		return command.KindAuthUserList, &pb.AuthUserListRequest{}
+	case 38:
+		return command.KindAuthRoleGet, &pb.AuthRoleGetRequest{Role: g.role()}
+	case 39:
+		return command.KindAuthRoleList, &pb.AuthRoleListRequest{}
+	case 40:
+		return command.KindDowngradeVersionTest, &pb.DowngradeVersionTestRequest{Ver: "3.6.0"}
 	}
 	if g.rng.IntN(2) == 0 {
 		return command.KindClusterVersionSet, &membershippb.ClusterVersionSetRequest{Ver: g.pick("3.6.0", "3.7.0")}
