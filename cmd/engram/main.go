@@ -15,6 +15,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/url"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -154,13 +156,34 @@ func runMember(cfg *config.Config, log *slog.Logger) error {
 
 // writeGreeting says where the member is and what to type next.
 func writeGreeting(w io.Writer, m *server.Member, cfg *config.Config) {
-	client := strings.Join(m.ClientAddrs(), ",")
+	tool := "ctl" + endpointFlags(&cfg.ListenClient[0], m.ClientAddrs()[0])
 	fmt.Fprintf(w, "Engram %s (compatible with etcd %s) is ready.\n", config.Version, config.EtcdVersion)
-	fmt.Fprintf(w, "  clients  %s\n", client)
+	fmt.Fprintf(w, "  clients  %s\n", strings.Join(m.ClientAddrs(), ","))
+	fmt.Fprintf(w, "  peers    %s\n", strings.Join(m.PeerAddrs(), ","))
 	fmt.Fprintf(w, "  data     %s\n", cfg.DataDir)
-	fmt.Fprintf(w, "  try      engram ctl put greeting hello     (or: go run ./cmd/engram ctl put greeting hello)\n")
-	fmt.Fprintf(w, "           engram ctl get greeting\n")
+	fmt.Fprintf(w, "  try      engram %s put greeting hello     (or: go run ./cmd/engram %s put greeting hello)\n", tool, tool)
+	fmt.Fprintf(w, "           engram %s get greeting\n", tool)
 	fmt.Fprintf(w, "  stop     Ctrl-C\n")
+}
+
+// endpointFlags are what the client tool on this machine must be given to find
+// who listens at a URL, bound to an address: nothing if that is where it looks.
+func endpointFlags(u *url.URL, bound string) string {
+	host, port, err := net.SplitHostPort(bound)
+	if err != nil {
+		return fmt.Sprintf(" --endpoints=%s://%s", u.Scheme, bound) // a socket's path
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	endpoint := net.JoinHostPort(host, port)
+	switch {
+	case u.Scheme == "https":
+		return fmt.Sprintf(" --endpoints=https://%s --cacert=FILE", endpoint)
+	case endpoint != "127.0.0.1:2379":
+		return " --endpoints=" + endpoint
+	}
+	return ""
 }
 
 func isTerminal(f *os.File) bool {
