@@ -2,9 +2,10 @@
 //
 //	again [-report FILE] go test ARGUMENTS
 //
-// Most tests here are of real processes, on a machine that does other things too. One that fails, and then passes five times in a
+// Most tests here are of real processes, on a machine that does other things too. One that fails, and then passes three times in a
 // row by itself, lets again succeed, and is named in FILE: it is a defect still, of the test or of what it tests. Never run again is
-// what time cannot excuse: a data race, a panic, a package that does not build or end, and a wrong value, history or hash.
+// what time cannot excuse: a data race, a panic, a package that does not build or end, and a guarantee that broke. Tests say the
+// last by test/internal/broken.
 //
 // Flags of go test that have a value are given as -flag=value.
 package main
@@ -20,6 +21,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 const (
@@ -27,19 +30,22 @@ const (
 	passes       = 3
 )
 
-// unexcused is in what a test says of a wrong value, which no delay explains; crashed in the output of what did not end as a test.
-// Only the lines that testing.T wrote are looked at for the first, up to the logs that a test gives in full.
+// crashed is in the output of what did not end as a test; unexcused in what tests of packages say of a wrong value that cannot use
+// broken, which is for what is below test. Only the lines that testing.T wrote are looked at for the latter, up to the logs that a
+// test gives in full: logs of members use such words too.
 var (
-	unexcused = regexp.MustCompile(`linearizable|were lost|are lost|are missing|went back|without a majority|hashes at|the content differs|` +
-		`half of a|is absent by|it should be|should have|is damaged|acknowledged at|was acknowledged|were acknowledged, those`)
-	crashed = regexp.MustCompile(`WARNING: DATA RACE|(?m)^(panic|fatal error): `)
-	said    = regexp.MustCompile(`(?m)^ +[a-z0-9_]+_test\.go:[0-9]+: .*$`)
+	crashed   = regexp.MustCompile(`WARNING: DATA RACE|(?m)^(panic|fatal error): `)
+	unexcused = regexp.MustCompile(`were lost|(is|are) lost|was acknowledged|it should be|should have`)
+	said      = regexp.MustCompile(`(?m)^ +[a-z0-9_]+_test\.go:[0-9]+: .*$`)
 )
 
 // wrong is what shows that a test found something wrong, and "" if nothing does.
 func wrong(output string) string {
 	if word := crashed.FindString(output); word != "" {
 		return word
+	}
+	if strings.Contains(output, broken.Mark) {
+		return broken.Mark
 	}
 	return unexcused.FindString(strings.Join(said.FindAllString(output, -1), "\n"))
 }

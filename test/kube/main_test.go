@@ -45,6 +45,9 @@ const (
 
 	// eventWithin is how long a test waits for what must come.
 	eventWithin = 60 * time.Second
+
+	// brokenGuarantee begins what test/again never excuses; test/internal/broken, of another module, has the same.
+	brokenGuarantee = "BROKEN GUARANTEE: "
 )
 
 // program is the path of engram, set by TestMain.

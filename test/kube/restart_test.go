@@ -50,11 +50,11 @@ func TestRestartBetweenOperations(t *testing.T) {
 
 			after := list(t, store, nil)
 			if len(after.Items) != len(before.Items) || revision(t, after.ResourceVersion) < revision(t, before.ResourceVersion) {
-				t.Fatalf("round %d: %d Pods at revision %s; before the restart %d at %s", round, len(after.Items), after.ResourceVersion, len(before.Items), before.ResourceVersion)
+				t.Fatalf(brokenGuarantee+"round %d: %d Pods at revision %s; before the restart %d at %s", round, len(after.Items), after.ResourceVersion, len(before.Items), before.ResourceVersion)
 			}
 			for i, p := range after.Items {
 				if want := before.Items[i]; p.Name != want.Name || p.ResourceVersion != want.ResourceVersion || p.Spec.NodeName != want.Spec.NodeName {
-					t.Fatalf("round %d: %s at %s after the restart; before it %s at %s", round, p.Name, p.ResourceVersion, want.Name, want.ResourceVersion)
+					t.Fatalf(brokenGuarantee+"round %d: %s at %s after the restart; before it %s at %s", round, p.Name, p.ResourceVersion, want.Name, want.ResourceVersion)
 				}
 			}
 			name := fmt.Sprintf("round-%d", round)
@@ -137,7 +137,7 @@ func TestRestartUnderWrites(t *testing.T) {
 		}
 		for name, at := range stored {
 			if found[name] != at {
-				t.Errorf("%s was acknowledged at revision %s and is now at %q", name, at, found[name])
+				t.Errorf(brokenGuarantee+"%s was acknowledged at revision %s and is now at %q", name, at, found[name])
 			}
 		}
 		seen, before := 0, uint64(0)
@@ -149,7 +149,7 @@ func TestRestartUnderWrites(t *testing.T) {
 			}
 			at := revision(t, p.ResourceVersion)
 			if at <= before || found[p.Name] != p.ResourceVersion {
-				t.Fatalf("event of %s at revision %d after one at %d; it is stored at %q", p.Name, at, before, found[p.Name])
+				t.Fatalf(brokenGuarantee+"event of %s at revision %d after one at %d; it is stored at %q", p.Name, at, before, found[p.Name])
 			}
 			seen, before = seen+1, at
 		}

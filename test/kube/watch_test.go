@@ -168,7 +168,7 @@ func wantEventAfterBookmarks(t *testing.T, w watch.Interface, p *corev1.Pod) {
 		got := podOf(e)
 		if e.Type == watch.Bookmark {
 			if revision(t, got.ResourceVersion) >= revision(t, p.ResourceVersion) {
-				t.Fatalf("bookmark of revision %s before the event of %s", got.ResourceVersion, p.ResourceVersion)
+				t.Fatalf(brokenGuarantee+"bookmark of revision %s before the event of %s", got.ResourceVersion, p.ResourceVersion)
 			}
 			continue
 		}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/cryptotest"
 	"time"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 var (
@@ -47,14 +49,14 @@ func TestSim(t *testing.T) {
 		start := time.Now()
 		w, err := simulate(t, seed, sound)
 		if err != nil {
-			t.Fatalf("seed %d: %v\nthe end of the trace:\n%s\nreplay: go test ./test/sim -run 'TestSim$' -seed %d", seed, err, w.trace.end(), seed)
+			t.Fatal(broken.Errorf("seed %d: %v\nthe end of the trace:\n%s\nreplay: go test ./test/sim -run 'TestSim$' -seed %d", seed, err, w.trace.end(), seed))
 		}
 		if !*onceFlag {
 			again, err := simulate(t, seed, sound)
 			if err != nil || again.trace.hash.Sum64() != w.trace.hash.Sum64() {
-				t.Fatalf("seed %d: the first run gave trace %016x of %d lines, the second %016x of %d, %v\n"+
+				t.Fatal(broken.Errorf("seed %d: the first run gave trace %016x of %d lines, the second %016x of %d, %v\n"+
 					"replay: go test ./test/sim -run 'TestSim$' -seed %d",
-					seed, w.trace.hash.Sum64(), w.trace.n, again.trace.hash.Sum64(), again.trace.n, err, seed)
+					seed, w.trace.hash.Sum64(), w.trace.n, again.trace.hash.Sum64(), again.trace.n, err, seed))
 			}
 		}
 		for k, v := range w.cover {

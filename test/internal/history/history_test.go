@@ -7,6 +7,8 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // put is an event of a new key.
@@ -140,5 +142,7 @@ func expect(t *testing.T, name string, err error, want string) {
 		t.Errorf("%s: %v", name, err)
 	case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
 		t.Errorf("%s: got %v, want an error with %q", name, err, want)
+	case want != "" && !broken.Is(err):
+		t.Errorf("%s: %v is not marked as what test/again must not excuse", name, err)
 	}
 }

@@ -9,6 +9,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // effect is one change that a request makes: a put of value, or a delete.
@@ -38,7 +40,7 @@ func (l *ledger) tell(revision int64, effects ...effect) error {
 		return nil
 	}
 	if other, taken := l.told[revision]; taken {
-		return fmt.Errorf("revision %d was told of %v and of %v", revision, other, effects)
+		return broken.Errorf("revision %d was told of %v and of %v", revision, other, effects)
 	}
 	l.told[revision] = effects
 	return nil
@@ -81,7 +83,7 @@ func (l *ledger) reconcile(events []*mvccpb.Event) (kept, dropped int, err error
 		at = end
 		if told, ok := l.told[revision]; ok {
 			if !sameEffects(told, group) {
-				return 0, 0, fmt.Errorf("acknowledged at revision %d was %v, there is %v", revision, told, group)
+				return 0, 0, broken.Errorf("acknowledged at revision %d was %v, there is %v", revision, told, group)
 			}
 			seen++
 			continue
@@ -90,7 +92,7 @@ func (l *ledger) reconcile(events []*mvccpb.Event) (kept, dropped int, err error
 			return slices.ContainsFunc(doubts[e], func(d []effect) bool { return sameEffects(d, group) })
 		})
 		if first < 0 {
-			return 0, 0, fmt.Errorf("revision %d holds what nobody asked for, or half of a request: %v", revision, group)
+			return 0, 0, broken.Errorf("revision %d holds what nobody asked for, or half of a request: %v", revision, group)
 		}
 		all := doubts[group[first]]
 		i := slices.IndexFunc(all, func(d []effect) bool { return sameEffects(d, group) })
@@ -98,7 +100,7 @@ func (l *ledger) reconcile(events []*mvccpb.Event) (kept, dropped int, err error
 		kept++
 	}
 	if seen < len(l.told) {
-		return 0, 0, fmt.Errorf("%d of %d acknowledged writes are lost: %v", len(l.told)-seen, len(l.told), l.lost(events))
+		return 0, 0, broken.Errorf("%d of %d acknowledged writes are lost: %v", len(l.told)-seen, len(l.told), l.lost(events))
 	}
 	return kept, len(l.doubts) - kept, nil
 }

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/engram-kv/engram/test/internal/broken"
 	"github.com/engram-kv/engram/test/internal/cluster"
 	"github.com/engram-kv/engram/test/internal/stall"
 )
@@ -270,7 +271,7 @@ func (l *Load) Judge(ctx context.Context) (Report, error) {
 			events = got
 		}
 		if !slices.EqualFunc(events, got, func(a, b *mvccpb.Event) bool { return proto.Equal(a, b) }) {
-			return r, fmt.Errorf("watchers %s and %s saw different events", l.watchers[0].name, w.name)
+			return r, broken.Errorf("watchers %s and %s saw different events", l.watchers[0].name, w.name)
 		}
 		w.mu.Lock()
 		r.Notices, r.Resumed = r.Notices+w.notices, r.Resumed+w.resumed-1
@@ -295,7 +296,7 @@ func (l *Load) Judge(ctx context.Context) (Report, error) {
 		return r, err
 	}
 	if want := hashKV(events, hash.CompactedRev); hash.Hash != want {
-		return r, fmt.Errorf("the hash at revision %d compacted at %d is %d, of the events it is %d", r.Revision, hash.CompactedRev, hash.Hash, want)
+		return r, broken.Errorf("the hash at revision %d compacted at %d is %d, of the events it is %d", r.Revision, hash.CompactedRev, hash.Hash, want)
 	}
 	r.Compaction = hash.CompactedRev
 	return r, l.judgeFailures(&r)
@@ -338,12 +339,12 @@ func sameKeys(kvs []*mvccpb.KeyValue, events []*mvccpb.Event) error {
 	}
 	for _, kv := range kvs {
 		if want := live[string(kv.Key)]; !proto.Equal(kv, want) {
-			return fmt.Errorf("read: %v, by its events %v", kv, want)
+			return broken.Errorf("read: %v, by its events %v", kv, want)
 		}
 		delete(live, string(kv.Key))
 	}
 	for _, kv := range live {
-		return fmt.Errorf("read: %q is not there, by its events %v", kv.Key, kv)
+		return broken.Errorf("read: %q is not there, by its events %v", kv.Key, kv)
 	}
 	return nil
 }
@@ -429,7 +430,7 @@ func (l *Load) ended(t *turns, call time.Time, err error, effects ...effect) {
 	case strings.HasSuffix(err.Error(), "raft proposal dropped"): // without a leader; etcd gives it the code Unknown
 	default:
 		if l.failure == nil {
-			l.failure = fmt.Errorf("a request through %s failed as none may: %w", member, err)
+			l.failure = broken.Errorf("a request through %s failed as none may: %w", member, err)
 		}
 	}
 }
@@ -451,7 +452,7 @@ func (l *Load) tell(call time.Time, revision int64, effects ...effect) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.silent.IsZero() && call.After(l.silent) && l.failure == nil {
-		l.failure = fmt.Errorf("revision %d, %v, was acknowledged without a majority", revision, effects)
+		l.failure = broken.Errorf("revision %d, %v, was acknowledged without a majority", revision, effects)
 	}
 	now := time.Now()
 	l.gap = max(l.gap, now.Sub(l.acked))

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 const judgeWithin = time.Minute
@@ -117,5 +119,5 @@ func (j *journal) check(put func(key, value string) bool) (count int, err error)
 	case porcupine.Unknown:
 		return 0, fmt.Errorf("the history of %d operations could not be judged within %v", len(judged), judgeWithin)
 	}
-	return 0, fmt.Errorf("the history of %d operations is not linearizable", len(judged))
+	return 0, broken.Errorf("the history of %d operations is not linearizable", len(judged))
 }

@@ -10,6 +10,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 const (
@@ -65,7 +67,7 @@ func (w *watcher) once(ctx context.Context, client *clientv3.Client) {
 				return
 			}
 			if r.CompactRevision != 0 {
-				w.fail(fmt.Errorf("watcher %s at revision %d: compacted at %d", w.name, w.seen(), r.CompactRevision))
+				w.fail(broken.Errorf("watcher %s at revision %d: compacted at %d", w.name, w.seen(), r.CompactRevision))
 				return
 			}
 			if r.Err() != nil {
@@ -116,16 +118,16 @@ func (w *watcher) observe(r clientv3.WatchResponse) error {
 	before := w.seenLocked()
 	if r.IsProgressNotify() {
 		if w.notices++; r.Header.Revision > before {
-			return fmt.Errorf("progress notice for revision %d after events up to %d", r.Header.Revision, before)
+			return broken.Errorf("progress notice for revision %d after events up to %d", r.Header.Revision, before)
 		}
 	}
 	for _, e := range r.Events {
 		revision, last := e.Kv.ModRevision, w.seenLocked()
 		switch {
 		case revision <= before:
-			return fmt.Errorf("event of %q at revision %d after revision %d was seen", e.Kv.Key, revision, before)
+			return broken.Errorf("event of %q at revision %d after revision %d was seen", e.Kv.Key, revision, before)
 		case revision != last && revision != last+1:
-			return fmt.Errorf("event of %q at revision %d follows revision %d: events between are missing", e.Kv.Key, revision, last)
+			return broken.Errorf("event of %q at revision %d follows revision %d: events between are missing", e.Kv.Key, revision, last)
 		}
 		if err := w.fits(e); err != nil {
 			return err
@@ -138,7 +140,7 @@ func (w *watcher) observe(r clientv3.WatchResponse) error {
 		}
 	}
 	if len(r.Events) > 0 && r.Header.Revision < w.seenLocked() {
-		return fmt.Errorf("header revision %d with events up to %d", r.Header.Revision, w.seenLocked())
+		return broken.Errorf("header revision %d with events up to %d", r.Header.Revision, w.seenLocked())
 	}
 	close(w.wake)
 	w.wake = make(chan struct{})
@@ -150,12 +152,12 @@ func (w *watcher) fits(e *mvccpb.Event) error {
 	prev, kv := w.live[string(e.Kv.Key)], e.Kv
 	switch {
 	case e.Type == mvccpb.DELETE && prev == nil:
-		return fmt.Errorf("delete of %q at revision %d, which was not there", kv.Key, kv.ModRevision)
+		return broken.Errorf("delete of %q at revision %d, which was not there", kv.Key, kv.ModRevision)
 	case e.Type == mvccpb.DELETE:
 	case prev == nil && (kv.CreateRevision != kv.ModRevision || kv.Version != 1):
-		return fmt.Errorf("new key %v", kv)
+		return broken.Errorf("new key %v", kv)
 	case prev != nil && (kv.CreateRevision != prev.CreateRevision || kv.Version != prev.Version+1):
-		return fmt.Errorf("%v follows %v", kv, prev)
+		return broken.Errorf("%v follows %v", kv, prev)
 	}
 	return nil
 }
