@@ -10,6 +10,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // auditTime is how long a healthy member may take to answer all of an audit.
@@ -30,7 +32,7 @@ func (l *life) audit() error {
 	top, seen := g.top, g.seenLocked()
 	g.mu.Unlock()
 	if now < max(top, seen) {
-		return fmt.Errorf("revisions went back: the member is at %d, clients were told of %d and the watcher saw %d", now, top, seen)
+		return broken.Errorf("revisions went back: the member is at %d, clients were told of %d and the watcher saw %d", now, top, seen)
 	}
 	if err := l.catchUp(ctx, now); err != nil {
 		return err
@@ -78,13 +80,13 @@ func (l *life) auditHash(ctx context.Context) error {
 	compacted, live := g.compacted, len(g.live)
 	g.mu.Unlock()
 	if r.CompactRevision < compacted && compacted > 0 {
-		return fmt.Errorf("compaction at %d was acknowledged, the member is compacted at %d", compacted, r.CompactRevision)
+		return broken.Errorf("compaction at %d was acknowledged, the member is compacted at %d", compacted, r.CompactRevision)
 	}
 	if live == 0 {
 		return nil // then it may depend on how far the compaction is
 	}
 	if want := g.hashKV(r.CompactRevision); r.Hash != want {
-		return fmt.Errorf("HashKV at revision %d compacted at %d is %d, of the events it is %d", r.HashRevision, r.CompactRevision, r.Hash, want)
+		return broken.Errorf("HashKV at revision %d compacted at %d is %d, of the events it is %d", r.HashRevision, r.CompactRevision, r.Hash, want)
 	}
 	return nil
 }
@@ -113,7 +115,7 @@ func (l *life) auditHistory(ctx context.Context, now int64) error {
 		}
 		for _, e := range r.Events {
 			if n >= len(want) || !want[n].equal(e) {
-				return fmt.Errorf("second watch from %d: event %d is %v, before it was %v", begin, n, e, want[min(n, len(want)-1)].kv)
+				return broken.Errorf("second watch from %d: event %d is %v, before it was %v", begin, n, e, want[min(n, len(want)-1)].kv)
 			}
 			n++
 		}
@@ -131,12 +133,15 @@ func (l *life) auditHistory(ctx context.Context, now int64) error {
 		case err != nil:
 			return fmt.Errorf("get of %q at %d: %w", r.kv.Key, r.main, err)
 		case r.deleted && len(got.Kvs) != 0, !r.deleted && (len(got.Kvs) != 1 || got.Kvs[0].ModRevision != r.main || string(got.Kvs[0].Value) != string(r.kv.Value)):
-			return fmt.Errorf("get of %q at %d is %v, its event was %v", r.kv.Key, r.main, got.Kvs, r.kv)
+			return broken.Errorf("get of %q at %d is %v, its event was %v", r.kv.Key, r.main, got.Kvs, r.kv)
 		}
 	}
 	if oldest > 1 {
-		if _, err := l.client.Get(ctx, "p/0", clientv3.WithRev(oldest-1)); !errors.Is(err, rpctypes.ErrCompacted) {
-			return fmt.Errorf("get at %d, compacted at %d, answers %w", oldest-1, oldest, err)
+		switch got, err := l.client.Get(ctx, "p/0", clientv3.WithRev(oldest-1)); {
+		case err == nil:
+			return broken.Errorf("get at %d, compacted at %d, answers %v", oldest-1, oldest, got.Kvs)
+		case !errors.Is(err, rpctypes.ErrCompacted):
+			return fmt.Errorf("get at %d, compacted at %d: %w", oldest-1, oldest, err)
 		}
 	}
 	return nil
@@ -167,12 +172,12 @@ func (l *life) auditLeases(ctx context.Context) error {
 			continue
 		}
 		if want.revoked && got.TTL != -1 {
-			return fmt.Errorf("lease %d was revoked and has %d s left", id, got.TTL)
+			return broken.Errorf("lease %d was revoked and has %d s left", id, got.TTL)
 		}
 		// The time spent in tests is minutes at most; a restart may lengthen a
 		// lease to its full time, and must never shorten it.
 		if want.ttl != 0 && (got.GrantedTTL != want.ttl || got.TTL > want.ttl || got.TTL < want.ttl-600) {
-			return fmt.Errorf("lease %d was granted for %d s, now it is %d s of %d s", id, want.ttl, got.TTL, got.GrantedTTL)
+			return broken.Errorf("lease %d was granted for %d s, now it is %d s of %d s", id, want.ttl, got.TTL, got.GrantedTTL)
 		}
 		var keys []string
 		for _, k := range got.Keys {
@@ -180,7 +185,7 @@ func (l *life) auditLeases(ctx context.Context) error {
 		}
 		slices.Sort(keys)
 		if attached := g.attached(id); !slices.Equal(keys, attached) {
-			return fmt.Errorf("lease %d has keys %q, by the events %q", id, keys, attached)
+			return broken.Errorf("lease %d has keys %q, by the events %q", id, keys, attached)
 		}
 		g.noteLease(id, func(g *grant) { g.doubt = false })
 	}

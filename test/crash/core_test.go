@@ -24,6 +24,7 @@ import (
 	"github.com/engram-kv/engram/internal/state"
 	"github.com/engram-kv/engram/internal/storage"
 	"github.com/engram-kv/engram/test/internal/apart"
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // world is what outlives the cores of one seed.
@@ -67,7 +68,7 @@ func newWorld(seed uint64, m mutant, exact bool, seen map[string]int) *world {
 func (w *world) run(lives int) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			err = broken.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 		err = errors.Join(err, w.twin.close())
 	}()
@@ -163,10 +164,10 @@ func (w *world) note(entries []*raftpb.Entry) error {
 		i := e.GetIndex()
 		switch have := uint64(len(h.entries)); {
 		case i > have+1:
-			return fmt.Errorf("entry %d is applied, and none after %d ever was", i, have)
+			return broken.Errorf("entry %d is applied, and none after %d ever was", i, have)
 		case i <= have && string(h.entries[i-1].GetData()) == string(e.GetData()):
 		case i <= h.told:
-			return fmt.Errorf("entry %d was acknowledged, and now another one is in its place", i)
+			return broken.Errorf("entry %d was acknowledged, and now another one is in its place", i)
 		default:
 			h.entries = append(h.entries[:i-1:i-1], e)
 		}
@@ -248,7 +249,7 @@ func (w *world) open() (*core, error) {
 	}
 	applied, _ := c.machine.Applied()
 	if !exists && applied > 0 {
-		return c, fmt.Errorf("the store has applied index %d and there is no log", applied)
+		return c, broken.Errorf("the store has applied index %d and there is no log", applied)
 	}
 	c.log, err = raftlog.Open(raftlog.Options{
 		FS: logFS, Dir: "log", SegmentBytes: 16 << 10, CacheBytes: 8 << 10, Rand: w.rnd.Uint64,

@@ -19,6 +19,8 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // smallDisk mounts a file system of its own. Only root can.
@@ -370,8 +372,11 @@ func TestFullDiskFromInside(t *testing.T) {
 	c = dial(t, p.addr)
 	for key, revision := range told {
 		r, err := c.Get(ctx, key)
-		if err != nil || len(r.Kvs) != 1 || r.Kvs[0].ModRevision != revision || string(r.Kvs[0].Value) != value {
-			t.Fatalf("%s was acknowledged at revision %d: %v %v", key, revision, r.Header, err)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Kvs) != 1 || r.Kvs[0].ModRevision != revision || string(r.Kvs[0].Value) != value {
+			t.Fatal(broken.Errorf("%s was acknowledged at revision %d: %v", key, revision, r))
 		}
 	}
 	checkReadable(t, c, p.addr, "k000000", value)
@@ -480,8 +485,10 @@ func TestFullDiskHugeDelete(t *testing.T) {
 		t.Fatal(err)
 	}
 	c = dial(t, p.addr)
-	if r, err := c.Get(ctx, "some/", clientv3.WithPrefix(), clientv3.WithCountOnly()); err != nil || r.Count != 0 {
-		t.Errorf("the delete was acknowledged, and there are %v, %v", r, err)
+	if r, err := c.Get(ctx, "some/", clientv3.WithPrefix(), clientv3.WithCountOnly()); err != nil {
+		t.Error(err)
+	} else if r.Count != 0 {
+		t.Error(broken.Errorf("the delete was acknowledged, and there are %v", r))
 	}
 	for key, value := range map[string]string{"known": "value", "more": more} {
 		checkReadable(t, c, p.addr, key, value)

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"hash/crc32"
 	"maps"
 	"slices"
@@ -14,6 +13,8 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // effect is one change that a request makes: a put of value, or a delete.
@@ -159,9 +160,9 @@ func (l *ledger) observe(r clientv3.WatchResponse) error {
 		}
 		switch last := l.seenLocked(); {
 		case rec.main <= before:
-			return fmt.Errorf("watch: event of %q at revision %d comes after revision %d was seen", e.Kv.Key, rec.main, before)
+			return broken.Errorf("watch: event of %q at revision %d comes after revision %d was seen", e.Kv.Key, rec.main, before)
 		case rec.main != last && rec.main != last+1:
-			return fmt.Errorf("watch: event of %q at revision %d follows revision %d: events between are missing", e.Kv.Key, rec.main, last)
+			return broken.Errorf("watch: event of %q at revision %d follows revision %d: events between are missing", e.Kv.Key, rec.main, last)
 		}
 		if err := l.follows(&rec); err != nil {
 			return err
@@ -174,7 +175,7 @@ func (l *ledger) observe(r clientv3.WatchResponse) error {
 		}
 	}
 	if len(r.Events) > 0 && r.Header.Revision < l.seenLocked() {
-		return fmt.Errorf("watch: header revision %d with events up to %d", r.Header.Revision, l.seenLocked())
+		return broken.Errorf("watch: header revision %d with events up to %d", r.Header.Revision, l.seenLocked())
 	}
 	select {
 	case l.wake <- struct{}{}:
@@ -188,12 +189,12 @@ func (l *ledger) follows(r *record) error {
 	prev := l.live[string(r.kv.Key)]
 	switch {
 	case r.deleted && prev == nil:
-		return fmt.Errorf("watch: delete of %q at revision %d, which was not there", r.kv.Key, r.main)
+		return broken.Errorf("watch: delete of %q at revision %d, which was not there", r.kv.Key, r.main)
 	case r.deleted:
 	case prev == nil && (r.kv.CreateRevision != r.main || r.kv.Version != 1):
-		return fmt.Errorf("watch: new key %v at revision %d", r.kv, r.main)
+		return broken.Errorf("watch: new key %v at revision %d", r.kv, r.main)
 	case prev != nil && (r.kv.CreateRevision != prev.CreateRevision || r.kv.Version != prev.Version+1):
-		return fmt.Errorf("watch: %v at revision %d follows %v", r.kv, r.main, prev)
+		return broken.Errorf("watch: %v at revision %d follows %v", r.kv, r.main, prev)
 	}
 	return nil
 }
@@ -214,20 +215,20 @@ func (l *ledger) reconcile() error {
 		revision := group[0].main
 		if c, ok := l.told[revision]; ok {
 			if !sameEffects(c.effects, group) {
-				return fmt.Errorf("acknowledged at revision %d was %v, there is %v", revision, c.effects, describe(group))
+				return broken.Errorf("acknowledged at revision %d was %v, there is %v", revision, c.effects, describe(group))
 			}
 			delete(l.told, revision)
 		} else if i := slices.IndexFunc(l.doubts, func(c change) bool { return sameEffects(c.effects, group) }); i >= 0 {
 			l.doubts = slices.Delete(l.doubts, i, i+1)
 			l.kept++
 		} else {
-			return fmt.Errorf("revision %d holds what nobody asked for, or half of a request: %v", revision, describe(group))
+			return broken.Errorf("revision %d holds what nobody asked for, or half of a request: %v", revision, describe(group))
 		}
 		l.audited = end
 	}
 	if len(l.told) > 0 {
 		first := slices.Min(slices.Collect(maps.Keys(l.told)))
-		return fmt.Errorf("%d acknowledged writes are lost, the first is %v at revision %d; the history ends at %d",
+		return broken.Errorf("%d acknowledged writes are lost, the first is %v at revision %d; the history ends at %d",
 			len(l.told), l.told[first].effects, first, l.seenLocked())
 	}
 	l.dropped += len(l.doubts)
@@ -274,12 +275,12 @@ func (l *ledger) compare(kvs []*mvccpb.KeyValue) error {
 	for _, kv := range kvs {
 		got[string(kv.Key)] = kv
 		if want := l.live[string(kv.Key)]; want == nil || !proto.Equal(kv, want) {
-			errs = append(errs, fmt.Errorf("read: %v, by its events %v", kv, want))
+			errs = append(errs, broken.Errorf("read: %v, by its events %v", kv, want))
 		}
 	}
 	for key, kv := range l.live {
 		if got[key] == nil {
-			errs = append(errs, fmt.Errorf("read: %q is not there, by its events %v", key, kv))
+			errs = append(errs, broken.Errorf("read: %q is not there, by its events %v", key, kv))
 		}
 	}
 	return errors.Join(errs...)

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // registerInput is one operation on one key of the few that clients fight over.
@@ -120,6 +122,6 @@ func (j *journal) check() error {
 	case porcupine.Unknown:
 		return fmt.Errorf("the history of %d operations could not be judged within a minute", len(j.history))
 	default:
-		return fmt.Errorf("the history of %d operations is not linearizable", len(j.history))
+		return broken.Errorf("the history of %d operations is not linearizable", len(j.history))
 	}
 }

@@ -18,6 +18,8 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // load is the clients of one data directory, over all lives of its member.
@@ -230,7 +232,7 @@ func (l *life) write(id int) {
 				return
 			}
 			if r.Deleted != int64(len(gone)) {
-				w.fail(fmt.Errorf("delete of %q at revision %d deleted %d, should be %d", key, r.Header.Revision, r.Deleted, len(gone)))
+				w.fail(broken.Errorf("delete of %q at revision %d deleted %d, should be %d", key, r.Header.Revision, r.Deleted, len(gone)))
 				return
 			}
 			g.tell(r.Header.Revision, gone...)
@@ -245,7 +247,7 @@ func (l *life) write(id int) {
 				return
 			}
 			if r.Deleted != int64(len(gone)) {
-				w.fail(fmt.Errorf("range delete at revision %d deleted %d, should be %d: %v", r.Header.Revision, r.Deleted, len(gone), gone))
+				w.fail(broken.Errorf("range delete at revision %d deleted %d, should be %d: %v", r.Header.Revision, r.Deleted, len(gone), gone))
 				return
 			}
 			g.tell(r.Header.Revision, gone...)
@@ -299,7 +301,7 @@ func (l *life) grantAndAttach(own map[string]int64, key, value string) bool {
 		return l.ended(err)
 	}
 	if r.ID != id || r.TTL != ttl {
-		l.w.fail(fmt.Errorf("lease %d for %d s was granted as %d for %d s", id, ttl, r.ID, r.TTL))
+		l.w.fail(broken.Errorf("lease %d for %d s was granted as %d for %d s", id, ttl, r.ID, r.TTL))
 		return false
 	}
 	l.w.ledger.noteLease(id, func(g *grant) { g.ttl = ttl })

@@ -191,7 +191,7 @@ func memberLives(t *testing.T, seed uint64, lives int, change func(*server.Seams
 		case <-h.ended:
 			err = fmt.Errorf("seed %d, life %d: the member ended by itself: %w", seed, n, h.err)
 		case <-time.After(time.Minute):
-			err = fmt.Errorf("seed %d, life %d: too little work in a minute: %w", seed, n, w.failed())
+			err = fmt.Errorf("seed %d, life %d, after a minute: %w", seed, n, errors.Join(errTooLittle, w.failed()))
 		}
 		l.gone()
 		h.drop(t)

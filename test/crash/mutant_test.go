@@ -1,16 +1,20 @@
 package crash
 
 import (
+	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/engram-kv/engram/internal/consensus"
+	"github.com/engram-kv/engram/internal/raftlog"
 	"github.com/engram-kv/engram/internal/server"
 	"github.com/engram-kv/engram/internal/storage"
 	"github.com/engram-kv/engram/test/internal/apart"
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // mutant breaks a core in one way.
@@ -23,6 +27,16 @@ type mutant struct {
 
 var mutants = []mutant{{name: "no sync", noSync: true}, {name: "applied mark apart", apart: true}, {name: "log cut early", cutEarly: true}}
 
+// damage is what a member refuses to start or to go on for when its disk does not hold what it was promised to.
+var damage = []error{
+	raftlog.ErrDamaged, storage.ErrDamaged, consensus.ErrStoreAhead, consensus.ErrLogGap, consensus.ErrStoreMismatch, consensus.ErrLogLost,
+}
+
+// finds tells what a broken member is found by, an audit or its own refusal, from what may go wrong with a sound one too.
+func finds(err error) bool {
+	return broken.Is(err) || slices.ContainsFunc(damage, func(d error) bool { return errors.Is(err, d) })
+}
+
 // TestMutants shows that TestPowerCut fails when durability is broken.
 func TestMutants(t *testing.T) {
 	for _, m := range mutants {
@@ -30,12 +44,17 @@ func TestMutants(t *testing.T) {
 			const tries = 10
 			found := 0
 			for seed := uint64(1); seed <= tries; seed++ {
-				if err := newWorld(seed, m, seed%2 == 0, map[string]int{}).run(12); err != nil {
-					if found == 0 {
-						t.Logf("seed %d: %.300v", seed, err)
-					}
-					found++
+				err := newWorld(seed, m, seed%2 == 0, map[string]int{}).run(12)
+				if err == nil {
+					continue
 				}
+				if !finds(err) {
+					t.Fatalf("seed %d: that is no finding: %v", seed, err)
+				}
+				if found == 0 {
+					t.Logf("seed %d: %.300v", seed, err)
+				}
+				found++
 			}
 			t.Logf("%d of %d runs found it", found, tries)
 			if found < tries/3 {
@@ -46,15 +65,20 @@ func TestMutants(t *testing.T) {
 }
 
 // TestMemberMutants shows the same of TestMemberPowerCut, and of the audit that
-// it has in common with TestKill9.
+// it has in common with TestKill9. In a member that is not broken nothing is found.
 func TestMemberMutants(t *testing.T) {
-	for _, m := range mutants {
+	sound := mutant{name: "none"}
+	for _, m := range append([]mutant{sound}, mutants...) {
 		t.Run(m.name, func(t *testing.T) {
 			var flags []string
 			if m.noSync {
 				flags = append(flags, "--unsafe-no-fsync")
 			}
-			for seed := uint64(1); seed <= 10; seed++ {
+			seeds := uint64(10)
+			if m == sound {
+				seeds = 2
+			}
+			for seed := uint64(1); seed <= seeds; seed++ {
 				rnd := rand.New(rand.NewPCG(seed, 31))
 				err := memberLives(t, seed, 10, func(s *server.Seams) {
 					storageSeam, consensusSeam := s.Storage, s.Consensus
@@ -74,12 +98,17 @@ func TestMemberMutants(t *testing.T) {
 						}
 					}
 				}, flags...)
+				if err != nil && (!finds(err) || m == sound) {
+					t.Fatalf("seed %d: that is no finding: %v", seed, err)
+				}
 				if err != nil {
 					t.Logf("found: %.300v", err)
 					return
 				}
 			}
-			t.Error("no run found the mutant")
+			if m != sound {
+				t.Error("no run found the mutant")
+			}
 		})
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/engram-kv/engram/internal/mvcc"
 	"github.com/engram-kv/engram/internal/state"
 	"github.com/engram-kv/engram/internal/storage"
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // twin is a machine that never crashes. It applies the entries that must have
@@ -72,7 +73,7 @@ func (t *twin) advance(h *history, to uint64) error {
 				r.Reply.Release()
 			}
 			if told, ok := h.revisions[r.Index]; ok && told != revision {
-				return fmt.Errorf("entry %d was answered with revision %d, it should be %d", r.Index, told, revision)
+				return broken.Errorf("entry %d was answered with revision %d, it should be %d", r.Index, told, revision)
 			}
 		}
 	}
@@ -90,7 +91,7 @@ func (c *core) audit() error {
 	told := w.history.told
 	w.mu.Unlock()
 	if applied < told {
-		return fmt.Errorf("entries up to %d were acknowledged, those after %d are lost", told, applied)
+		return broken.Errorf("entries up to %d were acknowledged, those after %d are lost", told, applied)
 	}
 	if err := w.twin.advance(&w.history, applied); err != nil {
 		return err
@@ -98,12 +99,12 @@ func (c *core) audit() error {
 	for i := range c.events {
 		e := &c.events[i]
 		if got, want := fmt.Sprintf("%x %t", e.KV, e.Delete), w.twin.events[e.Rev]; got != want {
-			return fmt.Errorf("event at revision %d: %s, it should be %s", e.Rev, got, want)
+			return broken.Errorf("event at revision %d: %s, it should be %s", e.Rev, got, want)
 		}
 	}
 	got, want := dump(c.store, c.machine), dump(w.twin.store, w.twin.machine)
 	if got != want {
-		return fmt.Errorf("at index %d the member has\n%s\nit should have\n%s", applied, got, want)
+		return broken.Errorf("at index %d the member has\n%s\nit should have\n%s", applied, got, want)
 	}
 	// What a reader can see now may not be lost either.
 	w.mu.Lock()
