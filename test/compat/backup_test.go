@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/engram-kv/engram/test/compat/internal/process"
+	"github.com/engram-kv/engram/test/internal/broken"
 	"github.com/engram-kv/engram/test/internal/cluster"
 )
 
@@ -80,10 +81,10 @@ func TestBackupInterchange(t *testing.T) {
 						r := restoreOn(t, tools{t: t}, to, backup)
 						defer r.Close()
 						if got := etcdHashKV(t, r); got.short() != wantHash.short() {
-							t.Errorf("%s, it was %s", got.short(), wantHash.short())
+							t.Error(broken.Errorf("%s, it was %s", got.short(), wantHash.short()))
 						}
 						if got := seenBy(t, r); got != want {
-							t.Errorf("the content differs: %s", difference(want, got))
+							t.Error(broken.Errorf("the content differs: %s", difference(want, got)))
 						}
 						worksOn(t, r)
 					})
@@ -116,7 +117,7 @@ func TestBackupBump(t *testing.T) {
 		defer cancel()
 		// It is refused, after the compaction that waits.
 		if _, err := etcdserverpb.NewKVClient(r.Conn()).Compact(ctx, &etcdserverpb.CompactionRequest{Revision: 1, Physical: true}); err == nil {
-			t.Error("a compacted revision was compacted again")
+			t.Error(broken.Errorf("a compacted revision was compacted again"))
 		}
 		watch, err := etcdserverpb.NewWatchClient(r.Conn()).Watch(ctx)
 		if err != nil {
@@ -139,16 +140,16 @@ func TestBackupBump(t *testing.T) {
 				break
 			}
 			if len(m.Events) > 0 {
-				t.Fatalf("%s: a watcher from before the restore gets events", to.name)
+				t.Fatal(broken.Errorf("%s: a watcher from before the restore gets events", to.name))
 			}
 		}
 		hashes, contents = append(hashes, etcdHashKV(t, r).short()), append(contents, seenBy(t, r))
 	}
 	if hashes[0] != hashes[1] {
-		t.Errorf("etcd has %s, Engram %s", hashes[0], hashes[1])
+		t.Error(broken.Errorf("etcd has %s, Engram %s", hashes[0], hashes[1]))
 	}
 	if contents[0] != contents[1] {
-		t.Errorf("the content differs: %s", difference(contents[0], contents[1]))
+		t.Error(broken.Errorf("the content differs: %s", difference(contents[0], contents[1])))
 	}
 }
 
@@ -291,7 +292,7 @@ func worksOn(t *testing.T, s *process.Server) {
 		t.Error(err)
 	}
 	if _, err := auth.Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: "root", Password: "another"}); err == nil {
-		t.Error("any password will do")
+		t.Error(broken.Errorf("any password will do"))
 	}
 }
 

@@ -50,6 +50,9 @@ func TestComparisonSeesFaults(t *testing.T) {
 			func(m proto.Message) bool {
 				return m.(*etcdserverpb.RangeStreamResponse).RangeResponse.Header != nil
 			}},
+		{"a lease renewed for longer", etcdserverpb.Lease_LeaseKeepAlive_FullMethodName, "LeaseKeepAlive",
+			func() proto.Message { return &etcdserverpb.LeaseKeepAliveResponse{} },
+			func(m proto.Message) bool { m.(*etcdserverpb.LeaseKeepAliveResponse).TTL++; return true }},
 		{"a wrong member", etcdserverpb.Lease_LeaseGrant_FullMethodName, "LeaseGrant",
 			func() proto.Message { return &etcdserverpb.LeaseGrantResponse{} },
 			func(m proto.Message) bool { m.(*etcdserverpb.LeaseGrantResponse).Header.MemberId++; return true }},

@@ -2,7 +2,6 @@ package compat
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -16,6 +15,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/engram-kv/engram/test/internal/broken"
 	"github.com/engram-kv/engram/test/internal/cluster"
 	"github.com/engram-kv/engram/test/internal/history"
 	"github.com/engram-kv/engram/test/internal/page"
@@ -84,8 +84,10 @@ func importMember(t *testing.T, p cluster.Program, kill bool) {
 	}
 	check(t, m.Kill())
 	check(t, m.Restart(ctx)) // an ordinary start
-	if r, err := client.Get(ctx, "after"); err != nil || r.Count != 1 {
-		t.Fatalf("a write after the import is gone: %v %v", r, err)
+	r, err := client.Get(ctx, "after")
+	check(t, err)
+	if r.Count != 1 {
+		t.Fatal(broken.Errorf("a write after the import is gone: %v", r))
 	}
 	check(t, m.Stop())
 
@@ -351,7 +353,7 @@ func hasAll(ctx context.Context, m *cluster.Member, keys []string) error {
 	}
 	for _, key := range keys {
 		if !there[key] {
-			return fmt.Errorf("%s was acknowledged and is gone; %d of %d are there", key, len(there), len(keys))
+			return broken.Errorf("%s was acknowledged and is gone; %d of %d are there", key, len(there), len(keys))
 		}
 	}
 	return nil
@@ -373,11 +375,11 @@ func checkLease(ctx context.Context, m *cluster.Member) error {
 			return err
 		}
 		if r.TTL > importLeaseTTL+60 || r.TTL < importLeaseTTL-300 {
-			return fmt.Errorf("lease %x has %d seconds left of %d", l.ID, r.TTL, r.GrantedTTL)
+			return broken.Errorf("lease %x has %d seconds left of %d", l.ID, r.TTL, r.GrantedTTL)
 		}
 	}
 	if len(list.Leases) != 2 {
-		return fmt.Errorf("%d leases, want 2", len(list.Leases))
+		return broken.Errorf("%d leases, want 2", len(list.Leases))
 	}
 	return nil
 }
@@ -406,7 +408,7 @@ func contentOf(ctx context.Context, m *cluster.Member) (lines []string, err erro
 		say("hash at %d: %d, compacted at %d", rev, h.Hash, h.CompactRevision)
 	}
 	if _, err := client.Get(ctx, "key-01", clientv3.WithRev(99)); err == nil {
-		return nil, errors.New("revision 99 was compacted and can be read")
+		return nil, broken.Errorf("revision 99 was compacted and can be read")
 	}
 	leases, err := client.Leases(ctx)
 	if err != nil {
@@ -475,7 +477,7 @@ func sameContent(t *testing.T, want, got []string) {
 	missing := slices.DeleteFunc(slices.Clone(want), func(line string) bool { return slices.Contains(got, line) })
 	more := slices.DeleteFunc(slices.Clone(got), func(line string) bool { return slices.Contains(want, line) })
 	if len(missing)+len(more) > 0 {
-		t.Fatalf("etcd says of its data\n%s\nand here it is\n%s", strings.Join(head(missing), "\n"), strings.Join(head(more), "\n"))
+		t.Fatal(broken.Errorf("etcd says of its data\n%s\nand here it is\n%s", strings.Join(head(missing), "\n"), strings.Join(head(more), "\n")))
 	}
 }
 

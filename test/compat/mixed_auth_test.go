@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/engram-kv/engram/test/compat/internal/wire"
+	"github.com/engram-kv/engram/test/internal/broken"
 	"github.com/engram-kv/engram/test/internal/cluster"
 )
 
@@ -115,7 +116,7 @@ func sameUsers(ctx context.Context, members []*cluster.Member) error {
 			first = said
 		}
 		if !slices.Equal(first, said) {
-			return fmt.Errorf("of users and roles %v tells\n%s\n%v tells\n%s", members[0], strings.Join(first, "\n"), m, strings.Join(said, "\n"))
+			return broken.Errorf("of users and roles %v tells\n%s\n%v tells\n%s", members[0], strings.Join(first, "\n"), m, strings.Join(said, "\n"))
 		}
 	}
 	return nil
@@ -131,7 +132,7 @@ func guestRights(ctx context.Context, members []*cluster.Member, turn int, now, 
 		defer issuer.Close()
 		auth := etcdserverpb.NewAuthClient(issuer)
 		if _, err := auth.Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: guest, Password: fmt.Sprint("pass", turn-1)}); err == nil {
-			return fmt.Errorf("%v takes the password of before", from)
+			return broken.Errorf("%v takes the password of before", from)
 		}
 		token, err := auth.Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: guest, Password: fmt.Sprint("pass", turn)})
 		if err != nil {
@@ -169,8 +170,11 @@ func guestRights(ctx context.Context, members []*cluster.Member, turn int, now, 
 					return err
 				},
 			} {
-				if err := try(); rpctypes.Error(err) != rpctypes.ErrPermissionDenied {
-					return fmt.Errorf("token of %v at %v: a %s beyond the role is answered with %v", from, to, what, err)
+				switch err := try(); {
+				case err == nil:
+					return broken.Errorf("token of %v at %v: a %s beyond the role is let through", from, to, what)
+				case rpctypes.Error(err) != rpctypes.ErrPermissionDenied:
+					return fmt.Errorf("token of %v at %v: a %s beyond the role is answered with %w", from, to, what, err)
 				}
 			}
 		}

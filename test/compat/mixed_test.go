@@ -18,6 +18,7 @@ import (
 
 	"github.com/engram-kv/engram/test/compat/internal/random"
 	"github.com/engram-kv/engram/test/compat/internal/wire"
+	"github.com/engram-kv/engram/test/internal/broken"
 	"github.com/engram-kv/engram/test/internal/cluster"
 	"github.com/engram-kv/engram/test/internal/history"
 )
@@ -245,6 +246,8 @@ func TestMixedLoad(t *testing.T) {
 					}
 					return m.Restart(ctx)
 				}))
+				_, err := c.CheckHashBefore(ctx)
+				check(t, err)
 			}
 			m := c.Of(programs[2].Name)
 			check(t, l.Disturb(func() error { // one that stands still does not hold the others up
@@ -301,6 +304,11 @@ func mixedSnapshot(t *testing.T, pair [2]cluster.Program, auth bool) {
 	l, err := history.Start(c, history.Options{Seed: rand.Uint64(), Compact: true, Padding: 5000, Every: 2 * time.Millisecond})
 	check(t, err)
 	defer l.Abandon()
+	same := func() {
+		t.Helper()
+		_, err := c.CheckHashBefore(ctx)
+		check(t, err)
+	}
 	check(t, l.Answers(ctx, 3000))
 	var second *cluster.Member
 	// One of two members is half of the quorum, so that requests wait for the new one.
@@ -311,6 +319,7 @@ func mixedSnapshot(t *testing.T, pair [2]cluster.Program, auth bool) {
 		return c.Promote(ctx, second)
 	}))
 	wasSnapshot(t, second)
+	same()
 	l.Refresh()
 	check(t, l.Disturb(func() error { return c.MoveLeader(ctx, second) }))
 	check(t, l.Answers(ctx, 3000))
@@ -320,12 +329,14 @@ func mixedSnapshot(t *testing.T, pair [2]cluster.Program, auth bool) {
 		return err
 	}))
 	wasSnapshot(t, third)
+	same()
 	if auth {
 		check(t, sameUsers(ctx, c.Members()))
 	}
 	l.Refresh()
 	check(t, l.Answers(ctx, 500))
 	check(t, l.Disturb(func() error { return c.Remove(ctx, first) }))
+	same()
 	l.Refresh()
 	check(t, l.Answers(ctx, 300))
 	check(t, l.Disturb(func() error { return c.MoveLeader(ctx, third) }))
@@ -402,8 +413,10 @@ func TestMixedLeases(t *testing.T) {
 						if r, err := client.KeepAliveOnce(ctx, kept.ID); err != nil || r.TTL != ttl {
 							t.Fatalf("%v leads, %v keeps alive: %v, %v", leader, m, r, err)
 						}
-						if r, err := client.TimeToLive(ctx, kept.ID); err != nil || r.TTL < least(ttl, renewed) || r.TTL > ttl || r.GrantedTTL != ttl {
-							t.Fatalf("%v leads, %v tells the time to live: %v, %v", leader, m, r, err)
+						r, err := client.TimeToLive(ctx, kept.ID)
+						check(t, err)
+						if r.TTL < least(ttl, renewed) || r.TTL > ttl || r.GrantedTTL != ttl {
+							t.Fatal(broken.Errorf("%v leads, %v tells the time to live: %v", leader, m, r))
 						}
 					}
 					select {
@@ -414,8 +427,10 @@ func TestMixedLeases(t *testing.T) {
 				}
 				moved := time.Now()
 				check(t, lead(ctx, c, members[(turn+1)%3])) // the new leader gives all leases their time again
-				if r, err := granter.TimeToLive(ctx, left.ID, clientv3.WithAttachedKeys()); err != nil || r.TTL < least(leftTTL, moved) || len(r.Keys) != 1 {
-					t.Fatalf("%v after a change of the leader: %v, %v", time.Since(moved), r, err)
+				r, err := granter.TimeToLive(ctx, left.ID, clientv3.WithAttachedKeys())
+				check(t, err)
+				if r.TTL < least(leftTTL, moved) || len(r.Keys) != 1 {
+					t.Fatal(broken.Errorf("%v after a change of the leader: %v", time.Since(moved), r))
 				}
 				_, err = granter.Revoke(ctx, kept.ID)
 				check(t, err)
@@ -427,7 +442,7 @@ func TestMixedLeases(t *testing.T) {
 						t.Fatalf("the watch of an expiring key got %v", r)
 					}
 					if lived := time.Since(moved); lived < (leftTTL-1)*time.Second {
-						t.Fatalf("a lease of %d s ended %v after the change of the leader", leftTTL, lived)
+						t.Fatal(broken.Errorf("a lease of %d s ended %v after the change of the leader", leftTTL, lived))
 					}
 				case <-time.After(3 * leftTTL * time.Second):
 					t.Fatalf("the lease did not end")

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/engram-kv/engram/test/internal/broken"
 	"github.com/engram-kv/engram/test/internal/cluster"
 )
 
@@ -71,7 +72,7 @@ func sameHash(ctx context.Context, c *cluster.Cluster) error {
 			first = got
 		}
 		if got != first {
-			return fmt.Errorf("%v has hash %+v, %v %+v", m, got, c.Members()[0], first)
+			return broken.Errorf("%v has hash %+v, %v %+v", m, got, c.Members()[0], first)
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/engram-kv/engram/test/compat/internal/process"
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 func itoa(n int64) string { return strconv.FormatInt(n, 10) }
@@ -54,7 +55,7 @@ func TestRecipes(t *testing.T) {
 				t.Fatal(err)
 			}
 			if a, b := seen[0].String(), seen[1].String(); a != b {
-				t.Errorf("the recipe saw\non reference:\n%s\non subject:\n%s", a, b)
+				t.Error(broken.Errorf("the recipe saw\non reference:\n%s\non subject:\n%s", a, b))
 			}
 		})
 	}

@@ -15,6 +15,7 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/engram-kv/engram/test/compat/internal/process"
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // kvHash is an answer to HashKV at the newest revision, and what else the tool snapfile tells of a store.
@@ -100,7 +101,7 @@ func TestEtcdTakesOurFile(t *testing.T) {
 		"--name", "m", "--initial-cluster", "m=http://127.0.0.1:1", "--initial-advertise-peer-urls", "http://127.0.0.1:1")
 	// A file that only reads would not do: etcdutl hashkv opens it to write.
 	if got, wanted := strings.TrimSpace(c.run(programs.Etcdutl, "hashkv", db)), fmt.Sprintf("%d, %d, %d", want.Hash, want.Revision, want.Compact); got != wanted {
-		t.Errorf("etcdutl hashkv prints %s, want %s", got, wanted)
+		t.Error(broken.Errorf("etcdutl hashkv prints %s, want %s", got, wanted))
 	}
 
 	s, err := process.Start(process.Options{Program: programs.Etcd, Dir: dir, Name: "m"})
@@ -109,7 +110,7 @@ func TestEtcdTakesOurFile(t *testing.T) {
 	}
 	defer s.Close()
 	if got := etcdHashKV(t, s); got.short() != want.short() {
-		t.Errorf("etcd has %s, Engram %s", got.short(), want.short())
+		t.Error(broken.Errorf("etcd has %s, Engram %s", got.short(), want.short()))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -166,7 +167,7 @@ func TestEngramReadsEtcdsFile(t *testing.T) {
 	store := filepath.Join(dir, "from backup")
 	c.run(c.snapfile, "import", backup, store)
 	if got := c.hashKV(store); got.short() != want.short() {
-		t.Errorf("etcd has %s, Engram read %s from its backup", want.short(), got.short())
+		t.Error(broken.Errorf("etcd has %s, Engram read %s from its backup", want.short(), got.short()))
 	}
 	compareRead(t, c, s)
 
@@ -189,7 +190,7 @@ func TestEngramReadsEtcdsFile(t *testing.T) {
 		t.Error("a compacted revision was compacted again")
 	}
 	if got, want := c.hashKV(raised), etcdHashKV(t, r); got.short() != want.short() {
-		t.Errorf("etcd has %s after a restore that raised the revision, Engram read %s", want.short(), got.short())
+		t.Error(broken.Errorf("etcd has %s after a restore that raised the revision, Engram read %s", want.short(), got.short()))
 	}
 	compareRead(t, c, r)
 }
@@ -219,7 +220,7 @@ func compareRead(t *testing.T, c tools, s *process.Server) {
 	c.run(c.snapfile, "import", filepath.Join(s.DataDir, "member", "snap", "db"), store)
 	got := c.hashKV(store)
 	if got.short() != want.short() {
-		t.Errorf("etcd had %s, Engram read %s from its file", want.short(), got.short())
+		t.Error(broken.Errorf("etcd had %s, Engram read %s from its file", want.short(), got.short()))
 	}
 	if got.Leases != len(leases.Leases) || got.Users != len(users.Users) || got.Members != 1 {
 		t.Errorf("etcd had %d leases, %d users, 1 member, Engram read %+v", len(leases.Leases), len(users.Users), got)

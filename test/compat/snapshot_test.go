@@ -15,6 +15,7 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/engram-kv/engram/test/compat/internal/process"
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // TestSnapshot reads the backup stream: its messages, its checksum, and that etcdutl takes it.
@@ -39,7 +40,7 @@ func TestSnapshot(t *testing.T) {
 		}
 	}
 	if seen[0] != seen[1] {
-		t.Errorf("the snapshots differ:\nreference: %s\nsubject:   %s", seen[0], seen[1])
+		t.Error(broken.Errorf("the snapshots differ:\nreference: %s\nsubject:   %s", seen[0], seen[1]))
 	}
 }
 
@@ -72,13 +73,13 @@ func readSnapshot(ctx context.Context, s *process.Side, path string) (string, er
 		last, version = m.Blob, m.Version
 		switch {
 		case m.Header != nil:
-			return "", fmt.Errorf("message %d has a header", n)
+			return "", broken.Errorf("message %d has a header", n)
 		case n == 0:
 			size = m.RemainingBytes + uint64(len(m.Blob))
 		}
 	}
 	if got := sum.Sum(nil); string(got) != string(last) {
-		return "", fmt.Errorf("the last message %x is not the checksum %x of the %d bytes before", last, got, size)
+		return "", broken.Errorf("the last message %x is not the checksum %x of the %d bytes before", last, got, size)
 	}
 	status, err := process.Command{Program: []string{programs.Etcdutl}, Args: []string{"snapshot", "status", "-w", "json", path}}.Run()
 	if err != nil || status.Code != 0 {

@@ -13,6 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 	"github.com/engram-kv/engram/test/internal/cluster"
 	"github.com/engram-kv/engram/test/internal/history"
 )
@@ -21,6 +27,8 @@ const (
 	within   = 5 * time.Minute // the start, each fault until the cluster is whole, and the judgement
 	calm     = 100             // answers between two faults
 	badTimes = 100             // answers during one
+
+	callWithin = 20 * time.Second // longer than a member gives a request
 )
 
 // long says that the long versions are wanted.
@@ -45,16 +53,29 @@ func least() time.Duration {
 // program is built once for all tests.
 var program = sync.OnceValues(func() (cluster.Program, error) { return cluster.Build(cluster.Chosen()) })
 
-// trial is a cluster of three under load.
+// trial is a cluster, mostly under load.
 type trial struct {
 	*testing.T
 	ctx  context.Context // of what is under way
 	c    *cluster.Cluster
-	load *history.Load
+	load *history.Load // nil after gather
 }
 
-// begin starts three members and clients. prepare may say where members run.
-func begin(t *testing.T, o history.Options, prepare func(c *cluster.Cluster)) *trial {
+// begin starts members and clients. prepare may say where members run.
+func begin(t *testing.T, members int, o history.Options, prepare func(c *cluster.Cluster)) *trial {
+	t.Helper()
+	b := gather(t, members, prepare)
+	o.Seed, o.Within = rand.Uint64(), 3*time.Second
+	var err error
+	b.load, err = history.Start(b.c, o)
+	b.must(err)
+	t.Cleanup(b.load.Abandon)
+	b.renew()
+	return b
+}
+
+// gather starts members without clients.
+func gather(t *testing.T, members int, prepare func(c *cluster.Cluster)) *trial {
 	t.Helper()
 	t.Parallel() // it waits more than it works
 	p, err := program()
@@ -75,12 +96,7 @@ func begin(t *testing.T, o history.Options, prepare func(c *cluster.Cluster)) *t
 	}
 	b := &trial{T: t, c: c}
 	b.renew()
-	b.must(c.Start(b.ctx, p, p, p))
-	o.Seed, o.Within = rand.Uint64(), 3*time.Second
-	b.load, err = history.Start(c, o)
-	b.must(err)
-	t.Cleanup(b.load.Abandon)
-	b.renew()
+	b.must(c.Start(b.ctx, slices.Repeat([]cluster.Program{p}, members)...))
 	return b
 }
 
@@ -151,6 +167,41 @@ func (b *trial) followers() []*cluster.Member {
 	return slices.DeleteFunc(b.c.Members(), func(m *cluster.Member) bool { return m == leader })
 }
 
+// write asks a member for a write that changes nothing, so that nobody who judges the load learns of it. It goes past the client library, which
+// asks again what may be asked again.
+func (b *trial) write(m *cluster.Member) error {
+	client, err := m.Client()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, callWithin)
+	defer cancel()
+	absent := []byte("absent")
+	_, err = etcdserverpb.NewKVClient(client.ActiveConnection()).Txn(ctx, &etcdserverpb.TxnRequest{
+		Compare: []*etcdserverpb.Compare{{Key: absent, Target: etcdserverpb.Compare_VERSION, Result: etcdserverpb.Compare_GREATER,
+			TargetUnion: &etcdserverpb.Compare_Version{}}},
+		Success: []*etcdserverpb.RequestOp{{Request: &etcdserverpb.RequestOp_RequestPut{RequestPut: &etcdserverpb.PutRequest{Key: absent}}}},
+	})
+	return err
+}
+
+// eventually asks again until there is no error, for a minute.
+func (b *trial) eventually(what string, f func() error) error {
+	ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
+	defer cancel()
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("no %s: %w", what, err)
+		case <-time.After(20 * time.Millisecond): // another process: there is no event to wait for
+		}
+	}
+}
+
 func (b *trial) judge() {
 	b.Helper()
 	b.must(b.load.Answers(b.ctx, calm))
@@ -167,7 +218,7 @@ func (b *trial) judge() {
 // TestPartitions drops packets between members.
 func TestPartitions(t *testing.T) {
 	n := newNetwork(t)
-	b := begin(t, history.Options{Compact: true}, func(c *cluster.Cluster) {
+	b := begin(t, 3, history.Options{Compact: true}, func(c *cluster.Cluster) {
 		c.Hosts = func(i int) cluster.Host { return n.spaces[i] }
 	})
 	for range turns() {
@@ -205,9 +256,85 @@ func TestPartitions(t *testing.T) {
 	b.judge()
 }
 
+// TestFiveVoters cuts two of five members off, with the leader among them and without. The three go on; the two know no leader, refuse what needs
+// one, and still answer reads that ask for no more than what they have.
+func TestFiveVoters(t *testing.T) {
+	n := newNetwork(t)
+	b := begin(t, 5, history.Options{Compact: true}, func(c *cluster.Cluster) {
+		c.Hosts = func(i int) cluster.Host { return n.spaces[i] }
+	})
+	for range turns() {
+		for _, with := range []string{"the leader", "followers"} {
+			followers := b.followers()
+			two, three := followers[:2], append(followers[2:], b.leader())
+			if with == "the leader" {
+				two, three = []*cluster.Member{b.leader(), followers[0]}, followers[1:]
+			}
+			b.during("two of five, "+with, badTimes, func() error {
+				for _, m := range two {
+					if err := n.cut(m, three...); err != nil {
+						return err
+					}
+				}
+				if _, err := b.c.LeaderOf(b.ctx, three...); err != nil {
+					return err
+				}
+				errs := make([]error, len(two))
+				var work sync.WaitGroup
+				for i, m := range two {
+					work.Go(func() { errs[i] = b.minority(m) })
+				}
+				work.Wait()
+				return errors.Join(errs...)
+			}, n.heal)
+		}
+	}
+	b.judge()
+}
+
+// minority is an error unless a member behaves as one that no majority hears.
+func (b *trial) minority(m *cluster.Member) error {
+	if err := b.eventually("end of its leader", func() error {
+		s, err := m.Status(b.ctx)
+		if err == nil && s.Leader != 0 {
+			err = fmt.Errorf("%v believes in the leader %x in term %d", m, s.Leader, s.RaftTerm)
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	client, err := m.Client()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, callWithin)
+	defer cancel()
+	if _, err := client.Get(ctx, "absent", clientv3.WithSerializable()); err != nil {
+		return fmt.Errorf("%v, cut off, answers a serializable read with %w", m, err)
+	}
+	var write error
+	var writing sync.WaitGroup
+	writing.Go(func() { write = b.write(m) })
+	_, read := etcdserverpb.NewKVClient(client.ActiveConnection()).Range(ctx, &etcdserverpb.RangeRequest{Key: []byte("absent")})
+	writing.Wait()
+	for what, err := range map[string]error{"linearizable read": read, "write": write} {
+		if err == nil {
+			return broken.Errorf("%v, cut off with a minority, answers a %s", m, what)
+		}
+		code := status.Code(err)
+		if code == codes.DeadlineExceeded && m.Program.Name != "engram" {
+			continue // etcd leaves a write unanswered for which there is no leader
+		}
+		if code != codes.Unavailable {
+			return fmt.Errorf("%v, cut off, answers a %s with %v, want that it is unavailable", m, what, err)
+		}
+	}
+	return nil
+}
+
 // TestProcesses kills and stops members.
 func TestProcesses(t *testing.T) {
-	b := begin(t, history.Options{Compact: true}, nil)
+	b := begin(t, 3, history.Options{Compact: true}, nil)
 	for range turns() {
 		leader := b.leader()
 		b.during("kill -9 of the leader", badTimes, leader.Kill, leader.Spawn)
@@ -242,7 +369,7 @@ func TestProcesses(t *testing.T) {
 
 // TestWiped loses a member's disk: the member is removed, and one without data takes its place.
 func TestWiped(t *testing.T) {
-	b := begin(t, history.Options{}, func(c *cluster.Cluster) {
+	b := begin(t, 3, history.Options{}, func(c *cluster.Cluster) {
 		c.Flags = []string{"--snapshot-count=100", "--snapshot-catchup-entries=50"}
 	})
 	for range turns() {
@@ -273,10 +400,10 @@ func TestWiped(t *testing.T) {
 }
 
 // TestFullDisk takes all space from one member, once a follower and once the leader. The others go on. With space back the
-// member does too; one that ended, as etcd does, is started again, and Engram must not have ended.
+// member does too; one that ended, as etcd does, is started again. Engram must not have ended: it refuses what would take space, and does not lead.
 func TestFullDisk(t *testing.T) {
 	small := smallDisk(t, 700)
-	b := begin(t, history.Options{Refusals: true}, func(c *cluster.Cluster) {
+	b := begin(t, 3, history.Options{Refusals: true}, func(c *cluster.Cluster) {
 		c.Hosts = func(i int) cluster.Host {
 			if i == 0 {
 				return cluster.Host{Dir: small}
@@ -293,7 +420,22 @@ func TestFullDisk(t *testing.T) {
 				}
 				return b.c.MoveLeader(b.ctx, b.c.Members()[1])
 			}))
-			b.during("the disk of "+role+" is full", 2*badTimes, func() error { return fill(small) }, func() error {
+			b.during("the disk of "+role+" is full", 2*badTimes, func() error {
+				if err := fill(small); err != nil || full.Program.Name != "engram" {
+					return err
+				}
+				return errors.Join(b.eventually("refusal", func() error {
+					if err := b.write(full); status.Code(err) != codes.ResourceExhausted {
+						return fmt.Errorf("%v has no space left, and answers a write with %v", full, err)
+					}
+					return nil
+				}), b.eventually("hand-over", func() error {
+					if leader, err := b.c.Leader(b.ctx); err != nil || leader == full {
+						return fmt.Errorf("%v has no space left, and %v leads: %v", full, leader, err)
+					}
+					return nil
+				}))
+			}, func() error {
 				if err := os.Remove(filepath.Join(small, filler)); err != nil {
 					return err
 				}
@@ -302,10 +444,12 @@ func TestFullDisk(t *testing.T) {
 					if full.Program.Name == "engram" {
 						return fmt.Errorf("%v ended when its disk was full:\n%s", full, full.LogTail())
 					}
-					return full.Spawn()
+					if err := full.Spawn(); err != nil {
+						return err
+					}
 				default:
-					return nil
 				}
+				return b.eventually("write with space again", func() error { return b.write(full) })
 			})
 		}
 	}
@@ -315,7 +459,7 @@ func TestFullDisk(t *testing.T) {
 // TestWeather delays, loses, stalls and breaks what members send each other.
 func TestWeather(t *testing.T) {
 	var proxies []*proxy
-	b := begin(t, history.Options{}, func(c *cluster.Cluster) {
+	b := begin(t, 3, history.Options{}, func(c *cluster.Cluster) {
 		c.Front = func(listen string) (string, error) {
 			p, err := newProxy(listen)
 			if err != nil {

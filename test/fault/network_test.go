@@ -7,12 +7,19 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/engram-kv/engram/test/internal/cluster"
 )
 
-const hosts = 5 // three members, and others in their place
+const hosts = 5 // most members of a cluster at a time
+
+// Each network of this process has a name and addresses of its own.
+var (
+	firstNetwork = rand.IntN(250)
+	networks     atomic.Int32
+)
 
 // network is a bridge with a namespace at each port. Clients are at the bridge, so that no partition cuts them off.
 type network struct {
@@ -31,8 +38,9 @@ func newNetwork(t *testing.T) *network {
 	if os.Geteuid() != 0 {
 		missing(t, "network namespaces need root")
 	}
-	net := rand.IntN(250)
-	n := &network{bridge: fmt.Sprintf("eg%d", os.Getpid()%1_000_000)}
+	serial := int(networks.Add(1))
+	net := (firstNetwork + serial) % 250
+	n := &network{bridge: fmt.Sprintf("eg%d-%d", os.Getpid()%1_000_000, serial)}
 	t.Cleanup(func() {
 		if err := n.remove(); err != nil {
 			t.Error(err)

@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync"
+
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // Hash is what a member says of its keys and values at a revision.
@@ -51,32 +55,66 @@ func (c *Cluster) CheckHash(ctx context.Context) (Hash, error) {
 	return c.CheckHashAt(ctx, revision)
 }
 
+// CheckHashBefore compares the hashes of all running members, while clients write, at a revision that one of them was at a moment ago. A member that is
+// not so far yet, or a compaction that not all have come to, has it begin anew at a later one; hashes that differ do not.
+func (c *Cluster) CheckHashBefore(ctx context.Context) (h Hash, err error) {
+	var differ error
+	err = wait(ctx, "hash while clients write", func(ctx context.Context) error {
+		s, err := c.Running()[0].Status(ctx)
+		if err != nil {
+			return err
+		}
+		if h, err = c.CheckHashAt(ctx, s.Header.Revision); broken.Is(err) {
+			differ, err = err, nil
+		}
+		return err
+	})
+	return h, errors.Join(err, differ)
+}
+
 // CheckHashAt compares the hashes of all running members at a revision.
 func (c *Cluster) CheckHashAt(ctx context.Context, revision int64) (Hash, error) {
-	var first Hash
-	var said []string
-	equal := true
-	for i, m := range c.Running() {
-		peer, err := m.PeerHashKV(ctx, revision)
-		if err != nil {
-			return Hash{}, fmt.Errorf("/members/hashkv of %v at %d: %w", m, revision, err)
-		}
-		rpc := peer
-		if !m.isLearner() { // which answers only members
-			if rpc, err = m.HashKV(ctx, revision); err != nil {
-				return Hash{}, fmt.Errorf("HashKV of %v at %d: %w", m, revision, err)
-			}
-		}
-		if i == 0 {
-			first = rpc
-		}
-		equal = equal && rpc == first && peer == first
-		said = append(said, fmt.Sprintf("%v: to clients %+v, to members %+v", m, rpc, peer))
+	members := c.Running()
+	hashes, errs := make([][2]Hash, len(members)), make([]error, len(members))
+	var asking sync.WaitGroup
+	for i, m := range members {
+		asking.Go(func() { hashes[i], errs[i] = m.hashes(ctx, revision) })
 	}
-	if !equal {
-		return Hash{}, fmt.Errorf("the hashes at revision %d differ:\n%s", revision, strings.Join(said, "\n"))
+	asking.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return Hash{}, err
+	}
+	first := hashes[0][0]
+	var said []string
+	equal, comparable := true, true // those of two compact revisions are of other things
+	for i, m := range members {
+		for _, h := range hashes[i] {
+			equal = equal && h == first
+			comparable = comparable && h.CompactedRev == first.CompactedRev
+		}
+		said = append(said, fmt.Sprintf("%v: to clients %+v, to members %+v", m, hashes[i][0], hashes[i][1]))
+	}
+	switch {
+	case !comparable:
+		return Hash{}, fmt.Errorf("not all members have compacted as far, at revision %d:\n%s", revision, strings.Join(said, "\n"))
+	case !equal:
+		return Hash{}, broken.Errorf("the hashes at revision %d differ:\n%s", revision, strings.Join(said, "\n"))
 	}
 	return first, nil
+}
+
+// hashes asks as a client and as a member; of a learner, which answers only members, both are what members are told.
+func (m *Member) hashes(ctx context.Context, revision int64) (both [2]Hash, err error) {
+	if both[1], err = m.PeerHashKV(ctx, revision); err != nil {
+		return both, fmt.Errorf("/members/hashkv of %v at %d: %w", m, revision, err)
+	}
+	if both[0] = both[1]; m.isLearner() {
+		return both, nil
+	}
+	if both[0], err = m.HashKV(ctx, revision); err != nil {
+		return both, fmt.Errorf("HashKV of %v at %d: %w", m, revision, err)
+	}
+	return both, nil
 }
 
 // HashKV asks as a client.

@@ -34,7 +34,8 @@ var roots = map[string]proto.Message{
 	"DeleteRange": &etcdserverpb.DeleteRangeRequest{}, "Txn": &etcdserverpb.TxnRequest{},
 	"Compact": &etcdserverpb.CompactionRequest{}, "HashKV": &etcdserverpb.HashKVRequest{},
 	"LeaseGrant": &etcdserverpb.LeaseGrantRequest{}, "LeaseRevoke": &etcdserverpb.LeaseRevokeRequest{},
-	"LeaseTimeToLive": &etcdserverpb.LeaseTimeToLiveRequest{}, "Watch": &etcdserverpb.WatchCreateRequest{},
+	"LeaseTimeToLive": &etcdserverpb.LeaseTimeToLiveRequest{}, "LeaseKeepAlive": &etcdserverpb.LeaseKeepAliveRequest{},
+	"Watch": &etcdserverpb.WatchCreateRequest{},
 }
 
 // refused are options with which a request cannot succeed. They must be tried.
@@ -64,12 +65,31 @@ var requiredErrors = []string{
 	"OutOfRange: etcdserver: mvcc: required revision is a future revision",
 	"OutOfRange: etcdserver: too large lease TTL",
 	"NotFound: etcdserver: requested lease not found",
+	noLease,
 	"FailedPrecondition: etcdserver: lease already exists",
 	"Unimplemented: RangeStream does not support custom sort orders",
 	"Unimplemented: RangeStream does not support revision filters",
 }
 
+// noLease counts as the failure of a request that is answered without one: that there is no such lease stands in the TTL.
+const noLease = "OK: no such lease"
+
 var classes = []string{"negative", "compacted", "past", "current", "future"}
+
+// outcome is what Add is told of a result.
+func outcome(r result) string {
+	switch a := r.answer.(type) {
+	case *etcdserverpb.LeaseKeepAliveResponse:
+		if r.failure == "" && a.TTL <= 0 {
+			return noLease
+		}
+	case *etcdserverpb.LeaseTimeToLiveResponse:
+		if r.failure == "" && a.TTL < 0 {
+			return noLease
+		}
+	}
+	return r.failure
+}
 
 // Add counts one request and its outcome. failure is empty on success, else code and text.
 func (c *Coverage) Add(method string, request proto.Message, failure string, s State) {

@@ -60,8 +60,10 @@ func (g *Generator) Read() (string, proto.Message) {
 		return "RangeStream", g.streamRequest()
 	case n < 84:
 		return "Txn", g.txn(0, true)
-	case n < 90:
+	case n < 88:
 		return "LeaseTimeToLive", &etcdserverpb.LeaseTimeToLiveRequest{ID: g.lease(), Keys: g.chance(50)}
+	case n < 91:
+		return "LeaseKeepAlive", &etcdserverpb.LeaseKeepAliveRequest{ID: g.lease()} // leases live so long that this changes no answer
 	case n < 92:
 		return "LeaseLeases", &etcdserverpb.LeaseLeasesRequest{}
 	case n < 94:

@@ -47,7 +47,7 @@ func spans(m proto.Message) (all []span, whole bool) {
 			}
 		}
 		return all, false
-	case *etcdserverpb.LeaseGrantRequest, *etcdserverpb.LeaseTimeToLiveRequest:
+	case *etcdserverpb.LeaseGrantRequest, *etcdserverpb.LeaseTimeToLiveRequest, *etcdserverpb.LeaseKeepAliveRequest:
 		return nil, false
 	}
 	return nil, true

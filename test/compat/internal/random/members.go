@@ -1,6 +1,7 @@
 package random
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/engram-kv/engram/test/compat/internal/wire"
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // Seat is one member of a cluster.
@@ -100,7 +102,9 @@ func askSettled(o MembersOptions, seats []Seat, n int, s State) error {
 		{n, "LeaseLeases", &etcdserverpb.LeaseLeasesRequest{}},
 	}
 	for id := range s.Leases {
-		ops = append(ops, Operation{n, "LeaseTimeToLive", &etcdserverpb.LeaseTimeToLiveRequest{ID: id, Keys: true}})
+		ops = append(ops,
+			Operation{n, "LeaseTimeToLive", &etcdserverpb.LeaseTimeToLiveRequest{ID: id, Keys: true}},
+			Operation{n, "LeaseKeepAlive", &etcdserverpb.LeaseKeepAliveRequest{ID: id}})
 	}
 	for _, op := range ops {
 		if err := ask(o, seats, op); err != nil {
@@ -124,10 +128,15 @@ func ask(o MembersOptions, seats []Seat, op Operation) error {
 	}
 	wg.Wait()
 	for i, r := range results {
-		if !r.equal(results[0]) || r.fault != "" || passing(r.failure) {
-			return fmt.Errorf("seed %d, operation %d: the answers of two members differ, or one is none\n  request: %s %s\n  %s: %s\n  %s: %s", o.Seed, op.Number,
-				op.Method, requestText(op.Request), seats[0].Name, results[0].text(seats[0].Names), seats[i].Name, r.text(seats[i].Names))
+		if r.equal(results[0]) && r.fault == "" && !passing(r.failure) {
+			continue
 		}
+		err := broken.Errorf("the answers of two members differ")
+		if passing(r.failure) || passing(results[0].failure) {
+			err = errors.New("a member gives no answer")
+		}
+		return fmt.Errorf("seed %d, operation %d: %w\n  request: %s %s\n  %s: %s\n  %s: %s", o.Seed, op.Number, err,
+			op.Method, requestText(op.Request), seats[0].Name, results[0].text(seats[0].Names), seats[i].Name, r.text(seats[i].Names))
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/engram-kv/engram/test/compat/internal/process"
 	"github.com/engram-kv/engram/test/compat/internal/script"
 	"github.com/engram-kv/engram/test/compat/internal/wire"
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 const (
@@ -58,8 +59,12 @@ type Difference struct {
 }
 
 func (d *Difference) Error() string {
-	return fmt.Sprintf("seed %d, operation %d: the answers differ\n  request:   %s %s\n  reference: %s\n  subject:   %s\n%s",
-		d.Seed, d.Operation.Number, d.Operation.Method, requestText(d.Operation.Request), d.Reference, d.Subject, d.History)
+	what := broken.Mark + " the answers differ"
+	if passing(d.Reference) || passing(d.Subject) {
+		what = "a server gives no answer"
+	}
+	return fmt.Sprintf("seed %d, operation %d: %s\n  request:   %s %s\n  reference: %s\n  subject:   %s\n%s",
+		d.Seed, d.Operation.Number, what, d.Operation.Method, requestText(d.Operation.Request), d.Reference, d.Subject, d.History)
 }
 
 type driver struct {
@@ -238,7 +243,7 @@ func chunksFault(answers []proto.Message) string {
 }
 
 func (d *driver) compare(op Operation, r [2]result) error {
-	d.coverage.Add(op.Method, op.Request, r[0].failure, d.generator.State)
+	d.coverage.Add(op.Method, op.Request, outcome(r[0]), d.generator.State)
 	if r[0].equal(r[1]) {
 		return nil
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/engram-kv/engram/test/compat/internal/process"
 	"github.com/engram-kv/engram/test/compat/internal/wire"
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 const (
@@ -73,7 +74,7 @@ func (w *watchStream) read(names *wire.Names) {
 			w.err = err
 		case len(m.Events) > 0:
 			if last := m.Events[len(m.Events)-1].Kv.ModRevision; m.Header.GetRevision() < last {
-				w.err = fmt.Errorf("header revision %d below the event's, %d", m.Header.GetRevision(), last)
+				w.err = broken.Errorf("header revision %d below the event's, %d", m.Header.GetRevision(), last)
 			}
 			w.events[m.WatchId] = append(w.events[m.WatchId], m.Events...)
 		case m.Created || m.Canceled:

@@ -41,6 +41,7 @@ import (
 
 	"github.com/engram-kv/engram/test/compat/internal/process"
 	"github.com/engram-kv/engram/test/compat/internal/wire"
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 const callWithin = 20 * time.Second
@@ -132,7 +133,7 @@ func (r *Runner) both(t *testing.T, d *datadriven.TestData) string {
 		t.Fatalf("%s: %s: %v", d.Pos, d.Cmd, err)
 	}
 	if results[0] != results[1] {
-		t.Errorf("%s: %s: the answers differ\n%s", d.Pos, d.Cmd, Difference(results[0], results[1]))
+		t.Error(broken.Errorf("%s: %s: the answers differ\n%s", d.Pos, d.Cmd, Difference(results[0], results[1])))
 	}
 	return results[0]
 }
