@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/engram-kv/engram/test/edge/member"
+	"github.com/engram-kv/engram/test/internal/broken"
 )
 
 // The good client puts, reads what it has put and watches, at a rate that is fixed whatever the answers take.
@@ -23,17 +23,26 @@ const (
 
 // good is a client that means well.
 type good struct {
-	client *clientv3.Client
-	halt   chan struct{} // closed: no more calls
-	silent atomic.Bool   // for a while
-	stop   context.CancelFunc
-	calls  sync.WaitGroup
+	client  *clientv3.Client
+	halt    chan struct{} // closed: no more calls
+	calling sync.WaitGroup
+	stop    context.CancelFunc
 
-	mu        sync.Mutex
-	latencies []time.Duration // from the moment at which a put was due to the answer of the read that followed it
+	mu     sync.Mutex
+	silent bool // for a while
+	lap    *lap
+	puts   int
+	events int
+}
+
+// lap is what the good client got in a time, and of the calls that were due in it.
+type lap struct {
+	began     time.Time
+	took      time.Duration   // set in the end, without what it was silent
+	hushed    time.Duration   // that it was silent
+	calls     sync.WaitGroup  // without an answer
+	latencies []time.Duration // from the moment at which a put was due to the answer of the read that followed it; sorted in the end
 	errs      []error
-	puts      int
-	events    int
 }
 
 // beGood begins, over TLS or not, and goes on until end.
@@ -47,7 +56,7 @@ func beGood(t testing.TB, m *member.Member, secure bool) *good {
 	}
 	ctx, stop := context.WithCancel(context.Background()) // the test's own ends before its cleanups
 	t.Cleanup(stop)
-	g := &good{client: dial(t), halt: make(chan struct{}), stop: stop}
+	g := &good{client: dial(t), halt: make(chan struct{}), stop: stop, lap: &lap{began: time.Now()}}
 	watch := g.client.Watch(clientv3.WithRequireLeader(ctx), goodPrefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify())
 	if first, ok := <-watch; !ok || first.Err() != nil {
 		t.Fatalf("the good client's watch was not created: %v", first.Err())
@@ -56,12 +65,12 @@ func beGood(t testing.TB, m *member.Member, secure bool) *good {
 		for r := range watch {
 			g.mu.Lock()
 			if g.events += len(r.Events); r.Err() != nil && ctx.Err() == nil {
-				g.errs = append(g.errs, fmt.Errorf("watch: %w", r.Err()))
+				g.lap.errs = append(g.lap.errs, fmt.Errorf("watch: %w", r.Err()))
 			}
 			g.mu.Unlock()
 		}
 	}()
-	g.calls.Go(func() {
+	g.calling.Go(func() {
 		tick := time.NewTicker(goodEvery)
 		defer tick.Stop()
 		for i := 0; ; i++ {
@@ -71,9 +80,11 @@ func beGood(t testing.TB, m *member.Member, secure bool) *good {
 			case <-ctx.Done():
 				return
 			case due := <-tick.C:
-				if !g.silent.Load() {
-					g.calls.Go(func() { g.call(i, due) })
+				g.mu.Lock()
+				if l := g.lap; !g.silent {
+					l.calls.Go(func() { g.call(l, i, due) })
 				}
+				g.mu.Unlock()
 			}
 		}
 	})
@@ -81,7 +92,7 @@ func beGood(t testing.TB, m *member.Member, secure bool) *good {
 }
 
 // call puts and reads back.
-func (g *good) call(i int, due time.Time) {
+func (g *good) call(l *lap, i int, due time.Time) {
 	ctx, cancel := context.WithTimeout(context.Background(), goodWithin)
 	defer cancel()
 	key := fmt.Sprintf("%s%03d", goodPrefix, i%1000)
@@ -91,36 +102,56 @@ func (g *good) call(i int, due time.Time) {
 		var got *clientv3.GetResponse
 		got, err = g.client.Get(ctx, key)
 		if err == nil && (len(got.Kvs) != 1 || got.Kvs[0].ModRevision < put.Header.Revision) {
-			err = fmt.Errorf("put at revision %d, and read %v after it", put.Header.Revision, got.Kvs)
+			err = broken.Errorf("put at revision %d, and read %v after it", put.Header.Revision, got.Kvs)
 		}
 	}
 	took := time.Since(due)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err != nil {
-		g.errs = append(g.errs, fmt.Errorf("after %v: %w", took, err))
+		l.errs = append(l.errs, fmt.Errorf("after %v: %w", took, err))
 		return
 	}
 	g.puts++
-	g.latencies = append(g.latencies, took)
+	l.latencies = append(l.latencies, took)
 }
 
-// lap is what was seen since the last lap.
-func (g *good) lap() (latencies []time.Duration, errs []error) {
+// next ends the lap and begins another. It waits for the answers of the calls that were due in the one that ends, which a member that
+// stood still at its end has not given yet.
+func (g *good) next() *lap {
+	g.mu.Lock()
+	l := g.lap
+	l.took = time.Since(l.began) - l.hushed
+	g.lap = &lap{began: time.Now()}
+	g.mu.Unlock()
+	l.calls.Wait()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	latencies, errs = g.latencies, g.errs
-	g.latencies, g.errs = nil, nil
-	slices.Sort(latencies)
-	return latencies, errs
+	slices.Sort(l.latencies)
+	return l
 }
 
-// end stops, and checks that the watch has seen each put.
-func (g *good) end(t testing.TB) {
+// hush keeps it from calling until speak is called, in the same lap.
+func (g *good) hush() (speak func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	began := time.Now()
+	g.silent = true
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.silent = false
+		g.lap.hushed += time.Since(began)
+	}
+}
+
+// end stops, checks that the watch has seen each put, and returns the last lap.
+func (g *good) end(t testing.TB) *lap {
 	t.Helper()
 	defer g.stop()
 	close(g.halt)
-	g.calls.Wait()
+	g.calling.Wait()
+	last := g.next()
 	deadline := time.Now().Add(goodWithin)
 	for {
 		g.mu.Lock()
@@ -135,6 +166,7 @@ func (g *good) end(t testing.TB) {
 		}
 		time.Sleep(poll)
 	}
+	return last
 }
 
 // share returns the latency that so many per thousand do not exceed.

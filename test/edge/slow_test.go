@@ -282,8 +282,7 @@ func TestIdle(t *testing.T) {
 // else does is not in the least of some.
 func (b *battle) quiet() float64 {
 	b.t.Helper()
-	b.good.silent.Store(true)
-	defer b.good.silent.Store(false)
+	defer b.good.hush()()
 	share := math.Inf(1)
 	for range 5 {
 		before, began := b.cpu(), time.Now()
