@@ -20,6 +20,8 @@ import (
 const (
 	streaming = "streaming"
 	saving    = "saving"
+
+	residentEvery = 10 * time.Millisecond
 )
 
 // backup is the p99 of puts while a backup is taken: by a client that drops it, so that only the server has work, and by one that
@@ -28,9 +30,7 @@ var backup = scenario{
 	name: "backup",
 	about: fmt.Sprintf("a backup of a store of twice -size bytes, beside puts at %d/s, open loop: for a client that drops it, and saved on the same disk by `engram ctl snapshot save`",
 		steadyPuts),
-	figures: append(append(
-		append([]figure{{name: "backup, " + streaming, unit: "ms"}}, besideFigures(streaming, true)...),
-		figure{name: "backup, " + saving, unit: "ms"}), besideFigures(saving, true)...),
+	figures: append(backupFigures(streaming), backupFigures(saving)...),
 	prepare: func(e *env) error {
 		return e.with(4, func(c member.Conns) error {
 			return load.FillDistinct(c, int(2*e.storeBytes)/e.valueBytes, e.valueBytes)
@@ -46,20 +46,58 @@ var backup = scenario{
 				return nil, err
 			}
 			var took time.Duration
-			got, err := e.besidePuts(way.doing, load.RandomPutFrom(load.MaxKeys-putsApart, putsApart, smallValue), func(ctx context.Context) error {
-				began := time.Now()
-				err := way.take(ctx)
-				took = time.Since(began)
+			var grown int64
+			got, err := e.besidePuts(way.doing, load.RandomPutFrom(load.MaxKeys-putsApart, putsApart, smallValue), func(ctx context.Context) (err error) {
+				grown, err = e.residentMore(func() error {
+					began := time.Now()
+					err := way.take(ctx)
+					took = time.Since(began)
+					return err
+				})
 				return err
 			})
 			if err != nil {
 				return nil, fmt.Errorf("%s a backup: %w", way.doing, err)
 			}
 			maps.Copy(out, got)
-			out["backup, "+way.doing] = millis(took)
+			out["backup, "+way.doing], out[moreMemory+way.doing] = millis(took), float64(grown)/bytesPerMB
 		}
 		return out, nil
 	},
+}
+
+const moreMemory = "resident at most, more than before, "
+
+func backupFigures(doing string) []figure {
+	return append([]figure{{name: "backup, " + doing, unit: "ms"}, {name: moreMemory + doing, unit: "MB", target: 64}}, besideFigures(doing, true)...)
+}
+
+// residentMore is how much more memory the member has at any moment while f runs than before, in bytes.
+func (e *env) residentMore(f func() error) (int64, error) {
+	before, err := e.Resident()
+	if err != nil {
+		return 0, err
+	}
+	most, ended, looked := before, make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			now, err := e.Resident()
+			if most = max(most, now); err != nil {
+				looked <- err
+				return
+			}
+			select {
+			case <-ended:
+				looked <- nil
+				return
+			case <-time.After(residentEvery): // another process: there is no event to wait for
+			}
+		}
+	}()
+	err = f()
+	close(ended)
+	err = errors.Join(err, <-looked)
+	return most - before, err
 }
 
 // client is the official one.

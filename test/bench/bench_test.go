@@ -60,11 +60,18 @@ func TestReport(t *testing.T) {
 		{name: "not kept", unit: "us", target: 4},
 		{name: "for a full store", unit: "us", target: 4, sized: true},
 		{name: "of ours alone", unit: "us"},
+		{name: "often enough", unit: "/s", more: true, ratio: 5},
+		{name: "too seldom", unit: "/s", more: true, ratio: 5},
+		{name: "rate too low", unit: "/s", more: true, target: 10},
+		{name: "by etcd's", unit: "us", ratio: 0.25},
 	}}
 	r := newReport(true)
 	r.add(s, map[string][]sample{
-		etcdName: {{"kept": 8, "not kept": 10}, {"kept": 9, "not kept": 10}, {"kept": 1, "not kept": 10}},
+		etcdName: {
+			{"kept": 8, "not kept": 10, "often enough": 1, "too seldom": 1, "by etcd's": 4}, {"kept": 9, "not kept": 10}, {"kept": 1, "not kept": 10},
+		},
 		engramName: {
+			{"often enough": 5, "too seldom": 4, "rate too low": 9, "by etcd's": 1},
 			{"kept": 9, "not kept": 9, "for a full store": 9, "of ours alone": 1},
 			{"kept": 4, "not kept": 5, "for a full store": 9, "of ours alone": 2},
 			{"kept": 1, "not kept": 1, "for a full store": 9, "of ours alone": 3},
@@ -76,12 +83,16 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `
-scenario  figure            unit  etcd (min median max)  engram (min median max)  engram/etcd  target  
-s         kept              us    1 8 9                  1 4 9                    0.500        4       met
-s         not kept          us    10.0 10.0 10.0         1 5 9                    0.500        4       MISSED
-s         for a full store  us    -                      9 9 9                    -            4       
-s         of ours alone     us    -                      1 2 3                    -            -       
-2 CPUs, go1, short: targets stated for a full store are not judged; 1 figures MISSED their target
+scenario  figure            unit  etcd (min median max)  engram (min median max)  engram/etcd  target         
+s         kept              us    1 8 9                  1 4 9                    0.500        4              met
+s         not kept          us    10.0 10.0 10.0         1 5 9                    0.500        4              MISSED
+s         for a full store  us    -                      9 9 9                    -            4              
+s         of ours alone     us    -                      1 2 3                    -            -              
+s         often enough      /s    1 1 1                  5 5 5                    5.000        at least x5    met
+s         too seldom        /s    1 1 1                  4 4 4                    4.000        at least x5    MISSED
+s         rate too low      /s    -                      9 9 9                    -            at least 10.0  MISSED
+s         by etcd's         us    4 4 4                  1 1 1                    0.250        x0.25          met
+2 CPUs, go1, short: targets stated for a full store are not judged; 3 figures MISSED their target
 `
 	if got := "\n" + out.String(); got != want {
 		t.Errorf("got:%s\nwant:%s", got, want)

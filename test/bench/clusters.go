@@ -37,8 +37,8 @@ var clusterPuts = scenario{
 	name:  "cluster",
 	about: fmt.Sprintf("puts at 3 members, closed loop, %d connections x %d streams spread over the members, %d-byte values", callConns, clusterStreams, smallValue),
 	figures: []figure{
-		{name: "put: server CPU, sum of members", unit: "us"},
-		{name: "put: rate", unit: "ops/s", more: true},
+		{name: "put: server CPU, sum of members", unit: "us", ratio: 1.0 / 3},
+		{name: "put: rate", unit: "ops/s", more: true, ratio: 5},
 		{name: "put: p50", unit: "ms"},
 		{name: "put: p99", unit: "ms"},
 	},

@@ -15,14 +15,12 @@ const compacting = "compacting"
 // compaction is the p99 of puts at a fixed rate, in quiet and while a history is compacted.
 var compaction = scenario{
 	name:    "compaction",
-	about:   fmt.Sprintf("puts at %d/s, open loop, in quiet and while a history is compacted", steadyPuts),
+	about:   fmt.Sprintf("puts at %d/s, open loop, in quiet and while a history is compacted, in a large store", steadyPuts),
 	figures: append([]figure{{name: "compaction", unit: "ms"}}, besideFigures(compacting, false)...),
-	prepare: func(e *env) error {
-		return e.with(4, func(c member.Conns) error { return load.Fill(c, e.someKeys, smallValue) })
-	},
+	prepare: fillLarge,
 	measure: func(e *env) (sample, error) {
 		if err := e.with(8, func(c member.Conns) error {
-			return load.Overwrite(c, e.revisions, e.someKeys, smallValue)
+			return load.Overwrite(c, e.revisions, e.keys, e.valueBytes)
 		}); err != nil {
 			return nil, err
 		}
@@ -30,7 +28,7 @@ var compaction = scenario{
 			return nil, err
 		}
 		var took time.Duration
-		out, err := e.besidePuts(compacting, load.RandomPut(e.someKeys, smallValue), func(context.Context) error {
+		out, err := e.besidePuts(compacting, load.RandomPut(e.keys, e.valueBytes), func(context.Context) error {
 			began := time.Now()
 			err := e.compactAll()
 			took = time.Since(began)
@@ -46,15 +44,20 @@ var compaction = scenario{
 // compactAll asks for the compaction of all history, and waits for the answer.
 func (e *env) compactAll() error {
 	return e.with(1, func(c member.Conns) error {
-		answer, err := c[0].Do(api.Range, api.AppendRange(nil, load.Key(0), api.RangeOptions{}), pageIn)
-		if err != nil {
-			return err
-		}
-		revision, err := api.Revision(answer)
+		revision, err := revisionOf(c[0])
 		if err != nil {
 			return err
 		}
 		_, err = c[0].Do(api.Compact, api.AppendCompaction(nil, revision), workWithin)
 		return err
 	})
+}
+
+// revisionOf is the store's.
+func revisionOf(c *load.Conn) (int64, error) {
+	answer, err := c.Do(api.Range, api.AppendRange(nil, load.Key(0), api.RangeOptions{}), pageIn)
+	if err != nil {
+		return 0, err
+	}
+	return api.Revision(answer)
 }

@@ -43,22 +43,25 @@ func (r *report) add(s scenario, samples map[string][]sample, short bool) {
 			ratio := m.Engram.Median / m.Etcd.Median
 			m.Ratio = &ratio
 		}
+		judge := func(value, target float64) {
+			switch {
+			case short && f.sized:
+			case f.more && value < target, !f.more && value > target:
+				m.Verdict = "MISSED"
+			case m.Verdict == "":
+				m.Verdict = "met"
+			}
+		}
 		if f.target != 0 {
 			m.Target = &f.target
-		}
-		if f.target != 0 && m.Engram != nil && !(short && f.sized) {
-			m.Verdict = "met"
-			if m.Engram.Median > f.target {
-				m.Verdict = "MISSED"
+			if m.Engram != nil {
+				judge(m.Engram.Median, f.target)
 			}
 		}
 		if f.ratio != 0 {
 			m.RatioTarget = &f.ratio
-		}
-		if f.ratio != 0 && m.Ratio != nil && !(short && f.sized) {
-			m.Verdict = "met"
-			if *m.Ratio > f.ratio {
-				m.Verdict = "MISSED"
+			if m.Ratio != nil {
+				judge(*m.Ratio, f.ratio)
 			}
 		}
 		r.Figures = append(r.Figures, m)
@@ -82,15 +85,18 @@ func (r *report) print(out io.Writer) error {
 	fmt.Fprintln(w, "scenario\tfigure\tunit\tetcd (min median max)\tengram (min median max)\tengram/etcd\ttarget\t")
 	missed := 0
 	for _, m := range r.Figures {
-		ratio, target := "-", "-"
+		ratio, target, least := "-", "-", ""
+		if m.MoreIsBetter {
+			least = "at least "
+		}
 		if m.Ratio != nil {
 			ratio = fmt.Sprintf("%.3f", *m.Ratio)
 		}
 		if m.Target != nil {
-			target = spread.Number(*m.Target)
+			target = least + spread.Number(*m.Target)
 		}
 		if m.RatioTarget != nil {
-			target = "x" + spread.Number(*m.RatioTarget)
+			target = least + "x" + spread.Number(*m.RatioTarget)
 		}
 		if m.Verdict == "MISSED" {
 			missed++

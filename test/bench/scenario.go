@@ -33,8 +33,8 @@ type scenario struct {
 // figure is one number that a scenario gives.
 type figure struct {
 	name, unit string
-	target     float64 // what ours shall not exceed; 0: none is stated
-	ratio      float64 // what ours by etcd's shall not exceed; 0: none is stated
+	target     float64 // what ours shall be at most, or at least where more is better; 0: none is stated
+	ratio      float64 // the same of ours by etcd's
 	sized      bool    // the target is stated for a store of full size
 	more       bool    // more is better
 }

@@ -26,7 +26,7 @@ const (
 // fanout is many watchers on one prefix.
 var fanout = scenario{
 	name:  "fanout",
-	about: fmt.Sprintf("watchers on one prefix, %d puts/s", fanoutPuts),
+	about: fmt.Sprintf("watchers on one prefix, that of all keys of a large store, %d puts/s of %d bytes", fanoutPuts, smallValue),
 	figures: []figure{
 		{name: "server CPU per delivered event", unit: "us"},
 		{name: "delivery p50", unit: "ms"},
@@ -35,6 +35,7 @@ var fanout = scenario{
 		{name: "delivered of due", unit: "share", more: true},
 		{name: "generator late p99", unit: "ms"},
 	},
+	prepare: fillLarge,
 	measure: measureFanout,
 }
 
@@ -146,7 +147,7 @@ func (e *env) fanOut(watchers, writers member.Conns) (sample, error) {
 		var sent int64
 		puts, err = load.Open{Conns: writers, Rate: fanoutPuts, Next: func(s *load.Source) (string, []byte) {
 			binary.BigEndian.PutUint64(value, uint64(time.Now().UnixNano()))
-			s.Buf = api.AppendPut(s.Buf[:0], load.Key(s.Rand.IntN(e.someKeys)), value, 0)
+			s.Buf = api.AppendPut(s.Buf[:0], load.Key(s.Rand.IntN(e.keys)), value, 0)
 			if sent++; sent == due {
 				stop()
 			}
@@ -182,15 +183,18 @@ func (e *env) fanOut(watchers, writers member.Conns) (sample, error) {
 // resume is many one-key watchers that come back after a long absence.
 var resume = scenario{
 	name:  "resume",
-	about: "one-key watchers that resume at the beginning of a history",
+	about: "one-key watchers that resume at the beginning of a history, which began when the store was large already",
 	figures: []figure{
 		{name: "until all caught up", unit: "ms"},
 		{name: "server CPU", unit: "ms"},
 		{name: "resident afterwards", unit: "MB"},
 	},
 	prepare: func(e *env) error {
+		if err := fillLarge(e); err != nil {
+			return err
+		}
 		return e.with(8, func(c member.Conns) error {
-			return load.Overwrite(c, e.revisions, int(min(resumeKeys, e.revisions)), smallValue)
+			return load.Overwrite(c, e.revisions, e.resumedKeys(), smallValue)
 		})
 	},
 	measure: func(e *env) (out sample, err error) {
@@ -202,14 +206,21 @@ var resume = scenario{
 	},
 }
 
+// resumedKeys is how many keys the history goes round.
+func (e *env) resumedKeys() int { return min(resumeKeys, e.keys, int(e.revisions)) }
+
 func (e *env) resumeAll(c member.Conns) (sample, error) {
-	keys := int(min(resumeKeys, e.revisions))
+	keys := e.resumedKeys()
 	each := e.revisions / int64(keys)
+	last, err := revisionOf(c[0])
+	if err != nil {
+		return nil, err
+	}
 	var took time.Duration
 	spent, err := e.spend("resume", func() error {
 		began := time.Now()
 		w, err := watch(c, e.watchers, false, each*int64(e.watchers), func(i int) []byte {
-			return api.AppendWatch(nil, load.Key(i*keys/e.watchers), nil, 2, 0) // the store's first write is revision 2
+			return api.AppendWatch(nil, load.Key(i*keys/e.watchers), nil, last-e.revisions+1, 0) // where the history begins
 		})
 		if err != nil {
 			return err

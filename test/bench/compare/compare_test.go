@@ -49,11 +49,16 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestWorkloads: what issue 4 asks for is there, and bears the flags that it is run with.
+// TestWorkloads: what issue 4 asks for is there, has targets where it states any, and bears the flags that it is run with.
 func TestWorkloads(t *testing.T) {
 	for _, name := range []string{"put", "get", "serializable-get", "txn", "list-1000", "list-10000", "watch-1000", "put-one-stream", "get-one-stream", "put-three-members"} {
 		if !slices.Contains(workloadNames(), name) {
 			t.Errorf("%s is missing", name)
+		}
+	}
+	for _, w := range workloads {
+		if w.name != "watch-1000" && w.cpu+w.throughput+w.cpuRatio+w.latency == 0 {
+			t.Errorf("%s is judged by nothing", w.name)
 		}
 	}
 	if _, err := choose("put,sing"); err == nil || !strings.Contains(err.Error(), `no "sing"`) {

@@ -61,7 +61,7 @@ var workloads = []workload{
 	{name: "get-one-stream", members: 1, filled: true, args: oneStream("get"), cpuRatio: 0.25, latency: 1},
 	{name: "put-steady", members: 1, filled: true, args: steady("put"), latency: 1},
 	{name: "get-steady", members: 1, filled: true, args: steady("get"), latency: 1},
-	{name: "put-three-members", members: 3, filled: true, args: at("put")},
+	{name: "put-three-members", members: 3, filled: true, args: at("put"), throughput: 5, cpuRatio: 1.0 / 3},
 }
 
 // store are the flags of the keys that a workload works on.
