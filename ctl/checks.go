@@ -506,6 +506,16 @@ func short(d time.Duration) string {
 	return d.Round(10 * time.Microsecond).String()
 }
 
+// latencies are the histograms that tell of slow disks and networks.
+var latencies = []struct {
+	name, check, what, cause, cure string
+	warn, fail                     float64 // seconds, of 99 in 100
+}{
+	{"etcd_disk_wal_fsync_duration_seconds", "fsync", "syncs of its log take up to %s (99 of 100)", "the disk is slow, or shared with something that writes much", "give it a disk of its own, an SSD: below 10ms is good", syncWarning, syncFailure},
+	{"etcd_disk_backend_commit_duration_seconds", "apply", "committing to its store takes up to %s (99 of 100)", "the disk or CPU is slow for this load", "see what else runs on the machine, and `$tool top`", commitWarning, commitFailure},
+	{"etcd_network_peer_round_trip_time_seconds", "round-trip", "messages to other members take up to %s there and back (99 of 100)", "the network between members is slow or loses packets", "if it cannot be better, raise --heartbeat-interval and --election-timeout on all members", roundTripWarning, math.Inf(1)},
+}
+
 // latency checks disks and network, by what the members have measured since they started.
 func (c *checker) latency() {
 	for _, m := range c.members {
@@ -516,14 +526,7 @@ func (c *checker) latency() {
 			c.skip("latency of disk and network, leader changes, open files: %v tells no metrics at its client URL, --metrics-urls may name where (%v)", m, cmp.Or(m.metricsErr, errNoHTTP))
 			continue
 		}
-		for _, h := range []struct {
-			name, check, what, cause, cure string
-			warn, fail                     float64
-		}{
-			{"etcd_disk_wal_fsync_duration_seconds", "fsync", "syncs of its log take up to %s (99 of 100)", "the disk is slow, or shared with something that writes much", "give it a disk of its own, an SSD: below 10ms is good", syncWarning, syncFailure},
-			{"etcd_disk_backend_commit_duration_seconds", "apply", "committing to its store takes up to %s (99 of 100)", "the disk or CPU is slow for this load", "see what else runs on the machine, and `$tool top`", commitWarning, commitFailure},
-			{"etcd_network_peer_round_trip_time_seconds", "round-trip", "messages to other members take up to %s there and back (99 of 100)", "the network between members is slow or loses packets", "if it cannot be better, raise --heartbeat-interval and --election-timeout on all members", roundTripWarning, math.Inf(1)},
-		} {
+		for _, h := range latencies {
 			seconds, n := m.metrics.quantile(h.name, 0.99)
 			if s, ok := graded(seconds, h.warn*1.000001, h.fail); ok && n >= fewSamples {
 				took := short(time.Duration(seconds * float64(time.Second)))

@@ -18,6 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/grpclog"
 )
 
@@ -56,6 +57,34 @@ func dial(cfg clientv3.Config) (*clientv3.Client, error) {
 		return nil, exit(exitConnection, err)
 	}
 	return client, nil
+}
+
+// connectLasting is connect for a command that goes on for long: etcd's client would wait for ever for its first member, so one must
+// be there as soon as a short command would have its answer.
+func (t *tool) connectLasting(c *cobra.Command, known ...string) (*clientv3.Client, printer, error) {
+	client, p, err := t.connect(c, known...)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := t.awaitMember(client); err != nil {
+		closeClient(client)
+		return nil, nil, exit(exitConnection, err)
+	}
+	return client, p, nil
+}
+
+// awaitMember returns once a member is connected.
+func (t *tool) awaitMember(client *clientv3.Client) error {
+	ctx, cancel := t.commandContext()
+	defer cancel()
+	conn := client.ActiveConnection()
+	for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
+		conn.Connect() // if it is idle
+		if !conn.WaitForStateChange(ctx, state) {
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // commandContext bounds a short command.

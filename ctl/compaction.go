@@ -27,7 +27,11 @@ func (t *tool) compactionCommand() *cobra.Command {
 			if physical {
 				options = append(options, clientv3.WithCompactPhysical())
 			}
-			client, _, err := t.connect(c)
+			connect := t.connect
+			if physical {
+				connect = t.connectLasting
+			}
+			client, _, err := connect(c)
 			if err != nil {
 				return err
 			}

@@ -61,30 +61,45 @@ func (b *buffer) waitFor(t *testing.T, text string) {
 // startMember starts a member and returns its endpoint. It ends with the test.
 func startMember(t *testing.T) string {
 	t.Helper()
-	cfg, err := config.Parse("engram", []string{
-		"--name=one", "--data-dir=" + filepath.Join(t.TempDir(), "data"), "--listen-client-urls=http://127.0.0.1:0",
-		"--advertise-client-urls=http://127.0.0.1:0", "--listen-peer-urls=http://127.0.0.1:0", "--listen-metrics-urls=http://127.0.0.1:0",
-	}, nil)
+	endpoint, stop := startMemberOn(t, filepath.Join(t.TempDir(), "data"), "http://127.0.0.1:0")
+	t.Cleanup(stop)
+	return endpoint
+}
+
+// startMemberOn starts a member on a directory, which listens there, and returns its endpoint, and what stops it.
+func startMemberOn(t *testing.T, dir, clientURL string) (endpoint string, stop func()) {
+	t.Helper()
+	endpoint, stop, err := openMember(t, "--name=one", "--data-dir="+dir, "--listen-client-urls="+clientURL, "--advertise-client-urls="+clientURL,
+		"--listen-peer-urls=http://127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return endpoint, stop
+}
+
+// openMember starts a member with flags.
+func openMember(t *testing.T, flags ...string) (endpoint string, stop func(), err error) {
+	t.Helper()
+	cfg, err := config.Parse("engram", append(flags, "--listen-metrics-urls=http://127.0.0.1:0"), nil)
 	if err == nil {
 		err = cfg.Validate()
 	}
 	if err != nil {
-		t.Fatal(err)
+		return "", nil, err
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	m, err := server.Start(ctx, cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
-		t.Fatal(err)
+		return "", nil, err
 	}
-	t.Cleanup(func() {
+	return m.ClientAddrs()[0], func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		if err := m.Wait(ctx); err != nil {
 			t.Error(err)
 		}
-	})
-	return m.ClientAddrs()[0]
+	}, nil
 }
 
 var (
@@ -146,11 +161,20 @@ func TestCommands(t *testing.T) {
 func start(t *testing.T, in io.Reader, env []string, args ...string) (out, errors *buffer, stop func() int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
+	out, errors, end := startUntil(t, ctx, in, env, args...)
+	return out, errors, func() int {
+		cancel()
+		return end()
+	}
+}
+
+// startUntil runs a command line in the background. end waits until it ends, for it was told to by ctx or by itself, and returns the exit code.
+func startUntil(t *testing.T, ctx context.Context, in io.Reader, env []string, args ...string) (out, errors *buffer, end func() int) {
+	t.Helper()
 	out, errors = newBuffer(), newBuffer()
 	code := make(chan int, 1)
 	go func() { code <- Run(ctx, "etcdctl", args, Streams{In: in, Out: out, Err: errors, Env: env}) }()
 	return out, errors, func() int {
-		cancel()
 		select {
 		case c := <-code:
 			return c
@@ -210,6 +234,69 @@ func TestWatchInteractive(t *testing.T) {
 	errors.waitFor(t, "Error: error reading watch request line: EOF\n")
 	if code := stop(); code != exitInput {
 		t.Errorf("ended with exit code %d, want %d", code, exitInput)
+	}
+}
+
+// TestServerLost stops the member under commands that last. A watch waits for it and goes on; what depends on a lease ends with that, who waits for
+// a lock included.
+func TestServerLost(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	endpoint, stopMember := startMemberOn(t, dir, "http://127.0.0.1:0")
+	lease := strings.Fields(mustRun(t, endpoint, "lease", "grant", "2"))[1]
+	begin := func(args ...string) (out, errors *buffer, end func() int) {
+		return startUntil(t, t.Context(), strings.NewReader(""), nil, append([]string{"--endpoints=" + endpoint, "--command-timeout=1s", "--dial-timeout=1s"}, args...)...)
+	}
+	alive, aliveErrors, endAlive := begin("lease", "keep-alive", lease)
+	alive.waitFor(t, "keepalived")
+	holder, holderErrors, endHolder := begin("lock", "l", "--ttl=2")
+	holder.waitFor(t, "l/")
+	_, waiterErrors, endWaiter := begin("lock", "l", "--ttl=2")
+	for strings.Count(mustRun(t, endpoint, "get", "l/", "--prefix", "--keys-only"), "l/") < 2 { // the waiter waits
+		time.Sleep(time.Millisecond)
+	}
+	interactive, lines := io.Pipe()
+	defer func() { _ = lines.Close() }()
+	watch, watchErrors, stopWatch := start(t, strings.NewReader(""), nil, "--endpoints="+endpoint, "watch", "a", "--rev=1")
+	several, severalErrors, stopSeveral := start(t, interactive, nil, "--endpoints="+endpoint, "watch", "-i")
+	if _, err := io.WriteString(lines, "watch a --rev=1\n"); err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, endpoint, "put", "a", "0")
+	watch.waitFor(t, "PUT\na\n0\n")
+	several.waitFor(t, "PUT\na\n0\n")
+
+	stopMember()
+	for _, told := range []*buffer{watchErrors, severalErrors} {
+		told.waitFor(t, "The connection is lost: trying again until a member answers.\n")
+		told.waitFor(t, "Hint: nothing listens at "+endpoint+": connection refused")
+	}
+	if code := endAlive(); code != exitConnection || strings.Contains(alive.String(), "expired") || !strings.Contains(aliveErrors.String(), "Hint: nothing listens at "+endpoint) {
+		t.Errorf("keep-alive: exit code %d\n%s%s", code, alive, aliveErrors)
+	}
+	for name, c := range map[string]struct {
+		told *buffer
+		end  func() int
+	}{"who holds the lock": {holderErrors, endHolder}, "who waits for it": {waiterErrors, endWaiter}} {
+		if code := c.end(); code != exitFailed || !strings.Contains(c.told.String(), "Error: session expired\nHint: nothing listens at "+endpoint) {
+			t.Errorf("%s: exit code %d\n%s", name, code, c.told)
+		}
+	}
+
+	again, stopMember := startMemberOn(t, dir, "http://"+endpoint)
+	defer stopMember()
+	if again != endpoint {
+		t.Fatalf("the member is at %s, it was at %s", again, endpoint)
+	}
+	mustRun(t, endpoint, "put", "a", "1")
+	for _, w := range []struct {
+		out, told *buffer
+		stop      func() int
+	}{{watch, watchErrors, stopWatch}, {several, severalErrors, stopSeveral}} {
+		w.told.waitFor(t, "The connection is back.\n")
+		w.out.waitFor(t, "PUT\na\n1\n")
+		if code := w.stop(); code != 0 {
+			t.Errorf("the watch ended with exit code %d:\n%s", code, w.told)
+		}
 	}
 }
 

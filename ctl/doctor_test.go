@@ -10,7 +10,9 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -46,8 +48,36 @@ func masked(text string) string {
 	return text
 }
 
+// lasting are commands that go on for long, or wait for as long as it takes, and what they end with if they cannot begin; 0 is any failure.
+var lasting = []struct {
+	command string
+	code    int
+}{
+	{"watch a", exitConnection},
+	{"watch -i", exitConnection},
+	{"lease keep-alive 1234", exitConnection},
+	{"lock a", 0},
+	{"elect a b", 0},
+	{"elect -l a", 0},
+	{"compaction --physical 1", 0},
+}
+
+// untold is what a command printed, without the client's log and the text of the error itself.
+func untold(text string) (lines string) {
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "{") {
+			continue
+		}
+		if before, _, found := strings.Cut(line, " ("); found && strings.HasPrefix(line, "Error: ") {
+			line = before + "\n"
+		}
+		lines += line
+	}
+	return lines
+}
+
 // TestDoctorConnection has doctor look at ports with which something is wrong. The word in the script chooses it; a second line is
-// the error of `get` under our own name there.
+// the error of `get` under our own name there. Commands that last tell the same.
 func TestDoctorConnection(t *testing.T) {
 	ca, other := newAuthority(t, "test CA"), newAuthority(t, "other CA")
 	client := ca.issue("client", nil)
@@ -184,6 +214,24 @@ func TestDoctorConnection(t *testing.T) {
 					text += "get: " + line
 				}
 			}
+			var running sync.WaitGroup
+			for _, l := range lasting {
+				running.Go(func() {
+					args := append(slices.Clone(flags), "--command-timeout=300ms", "--dial-timeout=500ms")
+					typing, typed := io.Pipe() // somebody types a watch, and no more
+					defer func() { _ = typed.Close() }()
+					go func() { _, _ = io.WriteString(typed, "watch a\n") }()
+					var out, got strings.Builder
+					code := Run(t.Context(), "engram ctl", append(args, strings.Fields(l.command)...), Streams{In: typing, Out: &out, Err: &got})
+					if out.Len() > 0 || untold(got.String()) != untold(told) {
+						t.Errorf("%s: %s prints:\n%s%s\nget:\n%s", d.Cmd, l.command, &out, &got, told)
+					}
+					if code == 0 || l.code != 0 && code != l.code {
+						t.Errorf("%s: %s ends with exit code %d", d.Cmd, l.command, code)
+					}
+				})
+			}
+			running.Wait()
 		}
 		return someFile.ReplaceAllStringFunc(masked(text), func(path string) string {
 			if strings.HasPrefix(path, ca.dir) || strings.HasPrefix(path, other.dir) {
@@ -281,15 +329,17 @@ func TestDoctorHashes(t *testing.T) {
 // TestEtcdctlKeepsItsErrors calls the tool by etcdctl's name.
 func TestEtcdctlKeepsItsErrors(t *testing.T) {
 	address := deadAddress(t)
-	var out, told strings.Builder
-	code := Run(t.Context(), "etcdctl", []string{"--endpoints=" + address, "--command-timeout=300ms", "get", "a"}, Streams{In: strings.NewReader(""), Out: &out, Err: &told})
-	var lines []string
-	for line := range strings.Lines(told.String()) {
-		if !strings.HasPrefix(line, "{") {
-			lines = append(lines, line)
+	for command, want := range map[string]int{"get": exitFailed, "watch": exitConnection} {
+		var out, told strings.Builder
+		code := Run(t.Context(), "etcdctl", []string{"--endpoints=" + address, "--command-timeout=300ms", command, "a"}, Streams{In: strings.NewReader(""), Out: &out, Err: &told})
+		var lines []string
+		for line := range strings.Lines(told.String()) {
+			if !strings.HasPrefix(line, "{") {
+				lines = append(lines, line)
+			}
 		}
-	}
-	if code != exitFailed || len(lines) != 2 || lines[0] != "Error: context deadline exceeded\n" || !strings.HasPrefix(lines[1], "Hint: nothing listens at "+address+": connection refused") {
-		t.Errorf("exit code %d\n%s", code, told.String())
+		if code != want || len(lines) != 2 || lines[0] != "Error: context deadline exceeded\n" || !strings.HasPrefix(lines[1], "Hint: nothing listens at "+address+": connection refused") {
+			t.Errorf("%s: exit code %d\n%s", command, code, told.String())
+		}
 	}
 }

@@ -35,7 +35,7 @@ func (t *tool) diagnose(err error, endpoints ...string) diagnosis {
 	if len(endpoints) == 0 {
 		endpoints = t.dialed
 	}
-	return t.lookBehind(endpoints)
+	return t.lookBehind(context.WithoutCancel(t.ctx), endpoints)
 }
 
 // errorHints explain what servers refuse. $tool is how the tool was called.
@@ -76,7 +76,8 @@ var errorHints = []struct{ text, hint string }{
 // nobodyAnswered says that an error tells no more than that there was no answer.
 func nobodyAnswered(err error) bool {
 	code := codeOf(err)
-	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errUnhealthy) || code == codes.DeadlineExceeded || code == codes.Unavailable ||
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errUnhealthy) || errors.Is(err, errSessionExpired) ||
+		code == codes.DeadlineExceeded || code == codes.Unavailable ||
 		strings.Contains(err.Error(), "unexpected HTTP status code") // who answers is no gRPC server
 }
 
@@ -92,13 +93,13 @@ func codeOf(err error) codes.Code {
 const maxLooks = 16
 
 // lookBehind looks at endpoints that did not answer, all at once, and tells of the first with which something is wrong.
-func (t *tool) lookBehind(endpoints []string) diagnosis {
+func (t *tool) lookBehind(ctx context.Context, endpoints []string) diagnosis {
 	p, err := t.newProber()
 	if err != nil {
 		return diagnosis{}
 	}
 	p.timeout = min(p.timeout, hintWithin)
-	for _, r := range p.lookAll(context.WithoutCancel(t.ctx), endpoints[:min(len(endpoints), maxLooks)]) {
+	for _, r := range p.lookAll(ctx, endpoints[:min(len(endpoints), maxLooks)]) {
 		if f, ok := r.worst(); ok {
 			return diagnosis{what: f.What, hint: join(f.Cause, f.Cure)}
 		}

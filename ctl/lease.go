@@ -142,7 +142,11 @@ func (t *tool) leaseKeepAliveCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			client, p, err := t.connect(c)
+			connect := t.connectLasting
+			if once {
+				connect = t.connect
+			}
+			client, p, err := connect(c)
 			if err != nil {
 				return err
 			}
@@ -164,20 +168,42 @@ func (t *tool) leaseKeepAliveCommand() *cobra.Command {
 }
 
 func (t *tool) keepAlive(client *clientv3.Client, p printer, id clientv3.LeaseID) error {
-	answers, err := client.KeepAlive(t.ctx, id)
-	if err != nil {
-		return exit(exitConnection, err)
-	}
-	for r := range answers {
-		if err := p.keepAlive(r); err != nil {
-			return err
+	for {
+		answers, err := client.KeepAlive(t.ctx, id)
+		if err != nil {
+			return exit(exitConnection, err)
 		}
-		if err := t.out.Flush(); err != nil {
-			return err
+		for r := range answers {
+			if err := p.keepAlive(r); err != nil {
+				return err
+			}
+			if err := t.out.Flush(); err != nil {
+				return err
+			}
+		}
+		// The client gives up as well when no member has answered for as long as the lease lives.
+		if lives, err := t.leaseLives(client, id); err != nil {
+			return exit(exitConnection, err)
+		} else if !lives {
+			break
 		}
 	}
 	if _, ok := p.(*simplePrinter); ok {
 		fmt.Fprintf(t.out, "lease %016x expired or revoked.\n", id)
 	}
 	return nil
+}
+
+// leaseLives asks if a lease that is not kept alive any more is there still. Its error is that nobody answers.
+func (t *tool) leaseLives(client *clientv3.Client, id clientv3.LeaseID) (bool, error) {
+	ctx, cancel := t.commandContext()
+	defer cancel()
+	r, err := client.TimeToLive(ctx, id)
+	switch {
+	case t.ctx.Err() != nil: // the command is being ended
+		return false, nil
+	case err != nil && nobodyAnswered(err):
+		return false, err
+	}
+	return err == nil && r.TTL > 0, nil
 }

@@ -27,7 +27,7 @@ The command finds the key of the lock in ETCD_LOCK_KEY and the revision at which
 			if len(args) == 0 {
 				return badArguments("lock takes a lock name argument and an optional command to execute")
 			}
-			client, p, err := t.connect(c)
+			client, p, err := t.connectLasting(c)
 			if err != nil {
 				return err
 			}
@@ -54,19 +54,46 @@ func (t *tool) release() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(t.ctx), t.global.commandTimeout)
 }
 
+// awaitTurn waits for a lock or a leadership until the session ends.
+func (t *tool) awaitTurn(ctx context.Context, session *concurrency.Session, wait func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	goesOn := context.AfterFunc(session.Ctx(), func() {
+		if t.ctx.Err() != nil {
+			return
+		}
+		cancel(errSessionExpired)
+		closeClient(session.Client()) // else wait, ending, would try for ever to delete its key
+	})
+	err := wait(ctx)
+	switch {
+	case !goesOn() && t.ctx.Err() == nil:
+		return errSessionExpired
+	case err != nil && ctx.Err() != nil:
+		return context.Canceled
+	}
+	return err
+}
+
+// endSession gives the lease of a session back, if there is one still. Otherwise it runs out.
+func endSession(session *concurrency.Session) {
+	select {
+	case <-session.Done():
+	default:
+		_ = session.Close()
+	}
+}
+
 func (t *tool) lock(client *clientv3.Client, p printer, ttl int, name string, command []string) (err error) {
 	session, err := concurrency.NewSession(client, concurrency.WithTTL(ttl))
 	if err != nil {
 		return err
 	}
-	defer func() { _ = session.Close() }() // the lease runs out anyway
+	defer endSession(session)
 	ctx, stop := t.interrupted()
 	defer stop()
 	mutex := concurrency.NewMutex(session, name)
-	if err := mutex.Lock(ctx); err != nil {
-		if ctx.Err() != nil {
-			return context.Canceled
-		}
+	if err := t.awaitTurn(ctx, session, mutex.Lock); err != nil {
 		return err
 	}
 	defer func() {
@@ -136,19 +163,19 @@ func (t *tool) electCommand() *cobra.Command {
 			case listen && len(args) == 2:
 				return badArguments("proposal given but -l is set")
 			}
-			client, p, err := t.connect(c)
+			if !listen && len(args) == 1 {
+				return badArguments("no proposal argument but -l not set")
+			}
+			client, p, err := t.connectLasting(c)
 			if err != nil {
 				return err
 			}
 			defer closeClient(client)
-			if !listen && len(args) == 1 {
-				return badArguments("no proposal argument but -l not set")
-			}
 			session, err := concurrency.NewSession(client)
 			if err != nil {
 				return err
 			}
-			defer func() { _ = session.Close() }() // the lease runs out anyway
+			defer endSession(session)
 			election := concurrency.NewElection(session, args[0])
 			if listen {
 				return t.observe(session, election, p)
@@ -193,10 +220,8 @@ func (t *tool) observe(session *concurrency.Session, election *concurrency.Elect
 func (t *tool) campaign(session *concurrency.Session, election *concurrency.Election, p printer, proposal string) (err error) {
 	ctx, stop := t.interrupted()
 	defer stop()
-	if err := election.Campaign(ctx, proposal); err != nil {
-		if ctx.Err() != nil {
-			return context.Canceled
-		}
+	campaign := func(ctx context.Context) error { return election.Campaign(ctx, proposal) }
+	if err := t.awaitTurn(ctx, session, campaign); err != nil {
 		return err
 	}
 	defer func() {

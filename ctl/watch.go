@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/connectivity"
 )
 
 // Variables that name what to watch, for command lines that cannot.
@@ -56,7 +57,10 @@ func (t *tool) watchCommand() *cobra.Command {
 A command after -- runs for each event, with ETCD_WATCH_REVISION, ETCD_WATCH_EVENT_TYPE, ETCD_WATCH_KEY and ETCD_WATCH_VALUE
 (the last three quoted) in its environment.
 
-In interactive mode every line of standard input is a watch, "watch [options] key ...", or "progress".` + decodeHelp,
+In interactive mode every line of standard input is a watch, "watch [options] key ...", or "progress".
+
+If no member is connected within --command-timeout it fails. A watch that is under way and loses its members waits for one to come back, says so, and
+goes on where it was.` + decodeHelp,
 		RunE: func(c *cobra.Command, args []string) error {
 			var request watchRequest
 			if !interactive {
@@ -65,7 +69,11 @@ In interactive mode every line of standard input is a watch, "watch [options] ke
 					return err
 				}
 			}
-			client, p, err := t.connect(c, envWatchKey, envWatchRangeEnd)
+			options, err := request.options()
+			if err != nil {
+				return exit(exitArguments, err)
+			}
+			client, p, err := t.connectLasting(c, envWatchKey, envWatchRangeEnd)
 			if err != nil {
 				return err
 			}
@@ -74,12 +82,9 @@ In interactive mode every line of standard input is a watch, "watch [options] ke
 				return err
 			}
 			w := &watchPrinter{tool: t, printer: p}
+			defer w.tellLoss(client)()
 			if interactive {
 				return w.interactive(client)
-			}
-			options, err := request.options()
-			if err != nil {
-				return exit(exitArguments, err)
 			}
 			return w.follow(client.Watch(t.ctx, request.key, options...), request.command, true)
 		},
@@ -143,13 +148,52 @@ func (r *watchRequest) options() ([]clientv3.OpOption, error) {
 // watchPrinter prints what watches bring.
 type watchPrinter struct {
 	tool    *tool
-	mu      sync.Mutex // one answer, with the programs it starts, is printed at a time
+	mu      sync.Mutex // one answer, with the programs it starts, or one word about the connection is printed at a time
 	printer printer
 }
 
-// follow prints answers until the watch ends. If it is the only one, its end by the server ends the command.
+// tellLoss has it told when no member is connected any more, and when one is again, until end is called: etcd's client tries
+// again without a word.
+func (w *watchPrinter) tellLoss(client *clientv3.Client) (end func()) {
+	ctx, cancel := context.WithCancel(w.tool.ctx)
+	tell := func(format string, args ...any) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		fmt.Fprintf(w.tool.err, format+"\n", args...)
+	}
+	var telling sync.WaitGroup
+	telling.Go(func() {
+		conn, lost := client.ActiveConnection(), false
+		for state := conn.GetState(); ; state = conn.GetState() {
+			switch {
+			case state == connectivity.TransientFailure && !lost:
+				lost = true
+				tell("The connection is lost: trying again until a member answers.")
+				if d := w.tool.lookBehind(ctx, w.tool.dialed); d.what != "" && ctx.Err() == nil {
+					tell("Hint: %s: %s", d.what, d.hint)
+				}
+			case state == connectivity.Ready && lost:
+				lost = false
+				tell("The connection is back.")
+			}
+			if !conn.WaitForStateChange(ctx, state) {
+				return
+			}
+		}
+	})
+	return func() {
+		cancel()
+		telling.Wait()
+	}
+}
+
+// follow prints answers until the watch ends. If it is the only one, its end by the server ends the command. So does an answer that
+// is none: what is connected speaks HTTP/2, and is no member.
 func (w *watchPrinter) follow(answers clientv3.WatchChan, command []string, only bool) error {
 	for r := range answers {
+		if r.Canceled && nobodyAnswered(r.Err()) {
+			return exit(exitConnection, r.Err())
+		}
 		if err := w.print(&r, command); err != nil {
 			return err
 		}
