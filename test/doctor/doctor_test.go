@@ -17,7 +17,6 @@ import (
 
 	"github.com/engram-kv/engram/ctl"
 	"github.com/engram-kv/engram/test/internal/cluster"
-	"github.com/engram-kv/engram/test/internal/page"
 )
 
 var program = sync.OnceValues(func() (cluster.Program, error) { return cluster.Build(cluster.Chosen()) })
@@ -25,8 +24,8 @@ var program = sync.OnceValues(func() (cluster.Program, error) { return cluster.B
 // engram says that the members are Engrams.
 func engram() bool { return cluster.Chosen() == cluster.DefaultProgram }
 
-// start starts a cluster of so many members.
-func start(t *testing.T, members int) (context.Context, *cluster.Cluster) {
+// start starts a cluster of so many members, with flags.
+func start(t *testing.T, members int, flags ...string) (context.Context, *cluster.Cluster) {
 	t.Helper()
 	p, err := program()
 	if err != nil {
@@ -35,6 +34,7 @@ func start(t *testing.T, members int) (context.Context, *cluster.Cluster) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	t.Cleanup(cancel)
 	c := cluster.New(t.TempDir())
+	c.Flags = flags
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(c.Logs())
@@ -58,9 +58,11 @@ func tool(t *testing.T, endpoint string, args ...string) (out, told string, code
 	return o.String(), e.String(), code
 }
 
+type finding struct{ Severity, Check, Where, What, Cause, Cure string }
+
 type answer struct {
 	Severity string
-	Findings []struct{ Severity, Check, Where, What, Cause, Cure string }
+	Findings []finding
 	Skipped  []string
 	Members  []struct {
 		Name           string
@@ -70,6 +72,16 @@ type answer struct {
 		ClockAhead     float64 `json:"clock_ahead_seconds"`
 		ClockPrecision float64 `json:"clock_precision_seconds"`
 	}
+}
+
+// found returns what a check found, the zero value if it found nothing.
+func (a answer) found(check string) finding {
+	for _, f := range a.Findings {
+		if f.Check == check {
+			return f
+		}
+	}
+	return finding{}
 }
 
 // examine has doctor look, and compares the checks that found more than notes; want is "severity check ...", sorted. Findings on the
@@ -294,7 +306,7 @@ func TestThreeMembers(t *testing.T) {
 		return nil
 	})
 	a = examine(t, ctx, c, members[0].Endpoint(), 0)
-	if i := slices.IndexFunc(a.Findings, func(f struct{ Severity, Check, Where, What, Cause, Cure string }) bool { return f.Check == "learner" }); i < 0 || !strings.Contains(a.Findings[i].Where, learner.Name) {
+	if f := a.found("learner"); !strings.Contains(f.Where, learner.Name) {
 		t.Errorf("%+v", a.Findings)
 	}
 	if err := c.Remove(ctx, learner); err != nil {
@@ -309,9 +321,7 @@ func TestThreeMembers(t *testing.T) {
 		t.Fatal(err)
 	}
 	a = examine(t, ctx, c, members[0].Endpoint(), 2, "error quorum", "error refused")
-	if !slices.ContainsFunc(a.Findings, func(f struct{ Severity, Check, Where, What, Cause, Cure string }) bool {
-		return f.Check == "quorum" && strings.HasPrefix(f.What, "2 of 3 voters answer") && strings.Contains(f.Cause, members[2].Name)
-	}) {
+	if f := a.found("quorum"); !strings.HasPrefix(f.What, "2 of 3 voters answer") || !strings.Contains(f.Cause, members[2].Name) {
 		t.Errorf("%+v", a.Findings)
 	}
 	if err := members[1].Kill(); err != nil {
@@ -341,44 +351,5 @@ func TestThreeMembers(t *testing.T) {
 	}
 	if err := members[0].Continue(); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// TestPage types what docs/operations.md says, at a cluster of three.
-func TestPage(t *testing.T) {
-	if !engram() {
-		t.Skip("the page is about Engram; run without CLUSTER_PROGRAM")
-	}
-	_, c := start(t, 3)
-	var addresses []string
-	for _, m := range c.Members() {
-		addresses = append(addresses, m.Endpoint())
-	}
-	typePage(t, addresses, "doctor", "3 members examined in ")
-	typePage(t, addresses, "du", "(total at revision ")
-	typePage(t, addresses, "top", "3 members: ")
-}
-
-// typePage types a block of the page, each line of which is a command that asks one of the addresses or all.
-func typePage(t *testing.T, addresses []string, name, want string) {
-	t.Helper()
-	blocks, err := page.Read("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	i := slices.IndexFunc(blocks, func(b page.Block) bool { return b.Name == name })
-	if i < 0 {
-		t.Fatalf("the page has no block %q", name)
-	}
-	for line := range strings.Lines(blocks[i].Text) {
-		words := strings.Fields(line)
-		if len(words) < 4 || words[0] != "engram" || words[1] != "ctl" || words[2] != "--endpoints" {
-			t.Fatalf("%s: not a command line for this test", line)
-		}
-		n := strings.Count(words[3], ",") + 1
-		out, told, code := tool(t, strings.Join(addresses[:n], ","), words[4:]...)
-		if code > 1 || !strings.Contains(out, want) { // this machine's disk may be worth a warning
-			t.Errorf("%sexit code %d\n%s%s", line, code, out, told)
-		}
 	}
 }

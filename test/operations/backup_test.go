@@ -2,6 +2,7 @@ package operations
 
 import (
 	"bufio"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -18,6 +19,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/engram-kv/engram/test/internal/broken"
 	"github.com/engram-kv/engram/test/internal/cluster"
 )
 
@@ -110,11 +112,11 @@ func TestRestoreAfterAccident(t *testing.T) {
 			all, err := c.Get(r.ctx, "", clientv3.WithPrefix())
 			r.must(err)
 			if all.Count != 200 || all.Header.Revision < seen+900_000_000 {
-				t.Errorf("%d keys at revision %d, clients had seen %d", all.Count, all.Header.Revision, seen)
+				t.Error(broken.Errorf("%d keys at revision %d, clients had seen %d", all.Count, all.Header.Revision, seen))
 			}
 			for i, kv := range all.Kvs {
 				if string(kv.Key) != fmt.Sprintf("object/%03d", i) || string(kv.Value) != strconv.Itoa(i) || kv.Lease != int64(lease.ID) {
-					t.Fatalf("key %d is %v", i, kv)
+					t.Fatal(broken.Errorf("key %d is %v", i, kv))
 				}
 			}
 			if ttl, err := c.TimeToLive(r.ctx, lease.ID, clientv3.WithAttachedKeys()); err != nil || ttl.GrantedTTL != 3000 || len(ttl.Keys) != 200 {
@@ -122,7 +124,7 @@ func TestRestoreAfterAccident(t *testing.T) {
 			}
 			w := <-c.Watch(r.ctx, "object/", clientv3.WithPrefix(), clientv3.WithRev(seen+1))
 			if w.CompactRevision <= seen {
-				t.Errorf("a watcher from before the restore got %+v", w)
+				t.Error(broken.Errorf("a watcher from before the restore got %+v", w))
 			}
 			p, err := c.Put(r.ctx, "object/new", "x")
 			if err != nil || p.Header.Revision != all.Header.Revision+1 {
@@ -200,8 +202,9 @@ func TestTwoOfThreeLost(t *testing.T) {
 		c, err := m.Client()
 		r.must(err)
 		got, err := c.Get(r.ctx, "k", clientv3.WithPrefix(), clientv3.WithCountOnly())
-		if err != nil || got.Count != 100 {
-			t.Errorf("%v: %v, %v", m, got, err)
+		r.must(err)
+		if got.Count != 100 {
+			t.Error(broken.Errorf("%v has %d keys, want 100", m, got.Count))
 		}
 	}
 	r.oneHash(told, 3)
@@ -222,7 +225,7 @@ func (r *rig) oneHash(told string, members int) {
 
 // TestRestoreRefuses gives `snapshot restore` and `snapshot status` what is no backup, as the page's table has it.
 func TestRestoreRefuses(t *testing.T) {
-	r := begin(t, 1)
+	r := begin(t, 3)
 	r.load()
 	m := r.c.Members()[0]
 	good := filepath.Join(t.TempDir(), "engram.db")
@@ -231,6 +234,10 @@ func TestRestoreRefuses(t *testing.T) {
 	r.must(err)
 	flipped := slices.Clone(whole)
 	flipped[len(flipped)/2] ^= 4
+	// Whole by its checksum, and nothing that a member ever gave.
+	other := slices.Repeat([]byte("apiVersion: v1\n"), 1024)[:8<<10]
+	sum := sha256.Sum256(other)
+	other = append(other, sum[:]...)
 	for _, c := range []struct {
 		name    string
 		content []byte
@@ -238,6 +245,7 @@ func TestRestoreRefuses(t *testing.T) {
 	}{
 		{"empty", nil, "nothing was written"},
 		{"wrong file", []byte("apiVersion: v1\nkind: Pod\n"), "snapshot missing hash but --skip-hash-check=false"},
+		{"wrong file with a checksum", other, "is no database file of etcd"},
 		{"cut by a few bytes", whole[:len(whole)-10], "snapshot missing hash but --skip-hash-check=false"},
 		{"half", whole[:len(whole)/2/512*512+32], "expected sha256 ["},
 		{"one bit", flipped, "expected sha256 ["},
@@ -251,47 +259,82 @@ func TestRestoreRefuses(t *testing.T) {
 		if _, err := os.Stat(dir); err == nil {
 			t.Errorf("%s: there is a data directory", c.name)
 		}
+		all := []string{"/backup/engram.db", path, "/var/lib/restored", dir, "m1=http://10.0.0.1:2380,m2=http://10.0.0.2:2380,m3=http://10.0.0.3:2380", r.initialCluster()}
+		if _, errs, err := r.typeBlock("restore-all", all...); err == nil || !strings.Contains(errs, c.want) {
+			t.Errorf("%s: restore of all: %v, %s", c.name, err, errs)
+		}
+		if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
+			t.Errorf("%s: of all members there are %v, %v", c.name, left, err)
+		}
 		if _, errs, err := r.typeBlock("status", "/backup/engram.db", path); err == nil && !strings.Contains(errs, "no checksum stands behind the database") {
 			t.Errorf("%s: status finds nothing wrong: %s", c.name, errs)
 		}
 	}
 	text, err := os.ReadFile(operations)
 	r.must(err)
-	for _, row := range []string{"nothing was written", "snapshot missing hash but --skip-hash-check=false", "expected sha256 ["} {
+	for _, row := range []string{"nothing was written", "snapshot missing hash but --skip-hash-check=false", "expected sha256 [", "is no database file of etcd"} {
 		if !strings.Contains(string(text), row) {
 			t.Errorf("the page does not have what is said: %s", row)
 		}
 	}
 }
 
-// TestBackupRotation runs the page's script for a scheduler some times.
+// TestBackupRotation runs the page's script for a scheduler some times. Of three members it names one that follows; when that one is away, there is no
+// backup by this script, however well the cluster is, and one by that of another member goes on where it was.
 func TestBackupRotation(t *testing.T) {
-	r := begin(t, 1)
-	m := r.c.Members()[0]
-	dir := t.TempDir()
-	for i := range 5 {
-		r.typed("put", "turn", strconv.Itoa(i))
-		r.block("rotate", "10.0.0.1:2379", m.Endpoint(), "/backup/", dir+"/")
-	}
-	files, err := filepath.Glob(filepath.Join(dir, "*"))
-	r.must(err)
-	slices.Sort(files)
-	if len(files) != 3 {
-		t.Fatalf("there are %v", files)
-	}
-	for i, file := range files {
-		out, errs, err := r.run(r.p.Path, "util", "snapshot", "status", file)
-		if want := fmt.Sprintf(", %d, 1, ", 4+i); err != nil || !strings.Contains(out, want) {
-			t.Errorf("%s: %s%s, want%s", file, out, errs, want)
-		}
-	}
-	// A member that does not answer costs no backup.
-	r.must(m.Stop())
-	if _, _, err := r.typeBlock("rotate", "10.0.0.1:2379", m.Endpoint(), "/backup/", dir+"/"); err == nil {
-		t.Error("the script does not say that there was no backup")
-	}
-	if again, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || !slices.Equal(again, files) {
-		t.Errorf("there are %v, there were %v", again, files)
+	for _, members := range []int{1, 3} {
+		t.Run(fmt.Sprintf("members=%d", members), func(t *testing.T) {
+			r := begin(t, members)
+			m := r.c.Members()[members-1]
+			if members > 1 {
+				r.must(r.c.MoveLeader(r.ctx, r.c.Members()[0]))
+			}
+			dir := t.TempDir()
+			rotate := func(m *cluster.Member) error {
+				_, _, err := r.typeBlock("rotate", "10.0.0.1:2379", m.Endpoint(), "/backup/", dir+"/")
+				return err
+			}
+			put := func(turn int) {
+				t.Helper()
+				r.typed("put", "turn", strconv.Itoa(turn))
+				_, err := r.c.Settle(r.ctx) // who follows has it, too
+				r.must(err)
+			}
+			kept := func(revisions ...int) (files []string) {
+				t.Helper()
+				files, err := filepath.Glob(filepath.Join(dir, "*"))
+				r.must(err)
+				slices.Sort(files)
+				if len(files) != len(revisions) {
+					t.Fatalf("there are %v", files)
+				}
+				for i, file := range files {
+					out, errs, err := r.run(r.p.Path, "util", "snapshot", "status", file)
+					if want := fmt.Sprintf(", %d, 1, ", revisions[i]); err != nil || !strings.Contains(out, want) {
+						t.Errorf("%s: %s%s, want%s", file, out, errs, want)
+					}
+				}
+				return files
+			}
+			for i := range 5 {
+				put(i)
+				r.must(rotate(m))
+			}
+			files := kept(4, 5, 6)
+			// A member that does not answer costs no backup.
+			r.must(m.Stop())
+			if rotate(m) == nil {
+				t.Error("the script does not say that there was no backup")
+			}
+			if again := kept(4, 5, 6); !slices.Equal(again, files) {
+				t.Errorf("there are %v, there were %v", again, files)
+			}
+			if members > 1 {
+				put(5)
+				r.must(rotate(r.c.Members()[0]))
+				kept(5, 6, 7)
+			}
+		})
 	}
 }
 

@@ -91,18 +91,7 @@ func TestCompactionOvertakesWatcher(t *testing.T) {
 			}
 
 			// Anew: what there is, and what comes after.
-			anew := r.blockCommand("watch-anew", "10.0.0.1:2379", at)
-			out, err = anew.StdoutPipe()
-			r.must(err)
-			var complaints strings.Builder
-			anew.Stderr = &complaints
-			anew.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the shell has a child that watches
-			r.must(anew.Start())
-			defer func() {
-				_ = syscall.Kill(-anew.Process.Pid, syscall.SIGKILL)
-				_ = anew.Wait()
-			}()
-			lines = bufio.NewScanner(out)
+			lines, complaints := r.follow(r.blockCommand("watch-anew", "10.0.0.1:2379", at))
 			listed := map[string]bool{}
 			for len(listed) < 5 && lines.Scan() {
 				if strings.HasPrefix(lines.Text(), "object/") {
