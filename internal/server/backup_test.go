@@ -5,10 +5,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -125,6 +128,122 @@ func read(t *testing.T, path string) (left, right string) {
 		}
 	}
 	return left, right
+}
+
+// creationFS is a disk of which so much is free, and remembers what comes into being on it.
+type creationFS struct {
+	fullFS
+	mu      sync.Mutex
+	created []string
+}
+
+func (fs *creationFS) note(name string) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.created = append(fs.created, name)
+}
+
+// since returns what was created after the first n.
+func (fs *creationFS) since(n int) []string {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return slices.Clone(fs.created[n:])
+}
+
+func (fs *creationFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	fs.note(name)
+	return fs.FS.Create(name, c)
+}
+
+func (fs *creationFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	fs.note(name)
+	return fs.FS.OpenReadWrite(name, c, opts...)
+}
+
+func (fs *creationFS) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	fs.note(name)
+	return fs.FS.ReuseForWrite(old, name, c)
+}
+
+func (fs *creationFS) Link(old, name string) error {
+	fs.note(name)
+	return fs.FS.Link(old, name)
+}
+
+func (fs *creationFS) MkdirAll(dir string, perm os.FileMode) error {
+	fs.note(dir)
+	return fs.FS.MkdirAll(dir, perm)
+}
+
+// filesBelow are the paths of all that is in a directory.
+func filesBelow(t *testing.T, dir string) (paths []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		paths = append(paths, path)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+// TestBackupOnAFullDisk saves a backup, to another disk, from a member that refuses writes since its own has less room than is kept, and less than
+// the backup takes. It creates no file, and the backup restores.
+func TestBackupOnAFullDisk(t *testing.T) {
+	const free = 1 << 20
+	dir := filepath.Join(t.TempDir(), "data")
+	fs := &creationFS{fullFS: fullFS{FS: vfs.Default}}
+	fs.free.Store(1 << 40)
+	m, err := tryStartWith(t, dir, slog.New(slog.DiscardHandler), Seams{FS: fs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop(t, m)
+	c := client(t, m)
+	fill(t, c, 8<<10)
+	if len(fs.since(0)) == 0 {
+		t.Fatal("what the member creates is not seen")
+	}
+	fs.free.Store(free)
+	waitFor(t, "the guard to look", func() bool { return m.guards.LastGate() != nil })
+	if _, err := c.Put(t.Context(), "new", "1"); err == nil {
+		t.Fatal("the disk counts as full, and a put passes")
+	}
+	before, n := filesBelow(t, dir), len(fs.since(0))
+	path, restored := filepath.Join(t.TempDir(), "b.db"), filepath.Join(t.TempDir(), "restored")
+	if code, told := save(t, m.ClientAddrs()[0], path); code != 0 {
+		t.Fatalf("%d: %s", code, told)
+	}
+	if created := fs.since(n); len(created) > 0 {
+		t.Errorf("the backup created %v", created)
+	}
+	if after := filesBelow(t, dir); !slices.Equal(before, after) {
+		t.Errorf("before the backup there was %v, now there is %v", before, after)
+	}
+	if info, err := os.Stat(path); err != nil || info.Size() <= free {
+		t.Fatalf("the backup does not take more than is free: %v, %v", info, err)
+	}
+	var told bytes.Buffer
+	if code := ctl.Run(t.Context(), "engram ctl", []string{"snapshot", "restore", path, "--data-dir", restored},
+		ctl.Streams{In: strings.NewReader(""), Out: &told, Err: &told}); code != 0 {
+		t.Fatalf("restore: %d, %s", code, &told)
+	}
+	again := start(t, restored)
+	defer stop(t, again)
+	want, err := c.Get(t.Context(), "", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := client(t, again).Get(t.Context(), "", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Kvs) != 128 || !slices.EqualFunc(got.Kvs, want.Kvs, func(a, b *mvccpb.KeyValue) bool {
+		return bytes.Equal(a.Key, b.Key) && bytes.Equal(a.Value, b.Value)
+	}) {
+		t.Errorf("%d keys were restored, %d are there", len(got.Kvs), len(want.Kvs))
+	}
 }
 
 // cutter passes a connection on until so many bytes have come back, and cuts it.
