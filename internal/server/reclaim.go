@@ -70,9 +70,10 @@ const (
 )
 
 // reclaimSpace gives the space of deleted revisions back to the disk: after each
-// compaction as far as it is worth while, and all of it when asked.
+// compaction as far as it is worth while, and all of it when asked, once more if a
+// compaction was deleting meanwhile.
 func (m *Member) reclaimSpace(ctx context.Context) error {
-	asked := false
+	asked, early := false, false
 	for {
 		if !asked {
 			select {
@@ -81,16 +82,27 @@ func (m *Member) reclaimSpace(ctx context.Context) error {
 			case <-m.reclaim:
 				asked = true
 			case <-m.cleared:
-				asked = m.settle(ctx)
+				asked = early || m.settle(ctx)
 			}
 		}
 		if ctx.Err() != nil {
 			return nil
 		}
+		early = asked && m.deleting()
 		if asked || m.garbage() {
 			m.rewrite(ctx)
 		}
 		asked = false
+	}
+}
+
+// deleting says whether a compaction has not yet deleted all that it frees.
+func (m *Member) deleting() bool {
+	select {
+	case <-m.CompactionDone(m.machine().Root().CompactRevision()):
+		return false
+	default:
+		return true
 	}
 }
 

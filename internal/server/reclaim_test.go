@@ -112,9 +112,15 @@ func testSpaceComesBack(t *testing.T, every int) {
 	}
 }
 
-// TestDefragment: dead space that is too little to be given back by itself is given back when somebody asks for it. Pebble, which may
-// find some of it on its own, is kept from looking.
+// TestDefragment: dead space that is too little to be given back by itself is given back when somebody asks for it, also where a
+// compaction has not deleted it yet. Pebble, which may find some of it on its own, is kept from looking.
 func TestDefragment(t *testing.T) {
+	t.Parallel()
+	t.Run("after the compaction", func(t *testing.T) { testDefragment(t, clientv3.WithCompactPhysical(), 1) })
+	t.Run("beside it", func(t *testing.T) { testDefragment(t, func(*clientv3.CompactOp) {}, 2) })
+}
+
+func testDefragment(t *testing.T, wait clientv3.CompactOption, times float64) {
 	t.Parallel()
 	const batch, batches, valueBytes = 64, 32, 16 << 10 // 32 MiB, of which half will be dead
 	const dead = batch * batches * valueBytes / 2
@@ -158,8 +164,11 @@ func TestDefragment(t *testing.T) {
 		}
 		return ops
 	})
-	if _, err := c.Compact(ctx, last, clientv3.WithCompactPhysical()); err != nil {
+	if _, err := c.Compact(ctx, last, wait); err != nil {
 		t.Fatal(err)
+	}
+	if beside := m.deleting(); beside != (times > 1) {
+		t.Fatalf("a compaction goes on: %t", beside)
 	}
 	flush()
 
@@ -174,7 +183,7 @@ func TestDefragment(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitFor(t, "the space to come back", func() bool { s := m.Status(); return s.SizeBytes < s.UsageBytes+dead/4 })
-	waitFor(t, "the count of that", func() bool { return figures(t, m)[defragmented] == 1 })
+	waitFor(t, "the count of that", func() bool { return figures(t, m)[defragmented] == times })
 	if r, err := c.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithCountOnly()); err != nil || r.Count != batch*batches/2 {
 		t.Errorf("%v keys are left, %v", r, err)
 	}
