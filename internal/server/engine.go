@@ -156,7 +156,7 @@ func (m *Member) Status() rpc.StoreStatus {
 	usage := tablesBytes + g.machine.Root().UsageBytes()
 	s := rpc.StoreStatus{
 		// What is not flushed yet is in use and in no file: never tell less than that.
-		SizeBytes: max(int64(g.store.DiskBytes()), usage), UsageBytes: usage, QuotaBytes: m.cfg.Quota(),
+		SizeBytes: max(int64(g.store.RecentDiskBytes()), usage), UsageBytes: usage, QuotaBytes: m.cfg.Quota(),
 		Version: config.EtcdVersion, ClusterVersion: minorOf(members.Version()), StorageVersion: storageVersion(members),
 		Downgrade: &pb.DowngradeInfo{Enabled: members.Downgrade().Enabled, TargetVersion: members.Downgrade().Target},
 	}

@@ -99,6 +99,7 @@ type Store struct {
 	commit   func(db *pebble.DB, b *pebble.Batch) error
 	readOnly bool
 	closed   sync.Once
+	usage    diskUsage
 }
 
 // Open opens or creates the store in o.Dir.
@@ -132,6 +133,7 @@ func Open(o Options) (*Store, error) {
 	if err := s.checkFormat(o.Dir); err != nil {
 		return nil, errors.Join(err, s.Abandon())
 	}
+	s.usage.last = s.DiskBytes()
 	return s, nil
 }
 
@@ -292,6 +294,7 @@ func (s *Store) Close() error {
 // in a crash.
 func (s *Store) Abandon() (err error) {
 	s.closed.Do(func() {
+		s.usage.asking.Wait()
 		err = s.db.Close()
 		s.cache.Unref()
 	})
@@ -509,9 +512,6 @@ func (s *Store) Check(ctx context.Context, each func(key, value []byte) error) (
 	// What other keys hide is read by this alone.
 	return s.db.CheckLevels(nil)
 }
-
-// DiskBytes is the space that the store's files take.
-func (s *Store) DiskBytes() uint64 { return s.db.Metrics().DiskSpaceUsage() }
 
 // Metrics returns Pebble's own figures.
 func (s *Store) Metrics() *pebble.Metrics { return s.db.Metrics() }
