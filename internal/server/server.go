@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -205,33 +204,6 @@ func (m *Member) ClientAddrs() []string { return addrs(m.edge.client) }
 
 // PeerAddrs are the addresses that other members are served on, as bound.
 func (m *Member) PeerAddrs() []string { return addrs(m.edge.peer) }
-
-const (
-	// limitEvery is the time between two settings of the memory limit.
-	limitEvery = 10 * time.Second
-	// bytesPerKey is what the index takes for a key with some history, generously.
-	bytesPerKey = 256
-)
-
-// limitMemory keeps the garbage collector within --memory-budget, what comes on
-// top of it (index and memtables), and in any case nine tenths of what the
-// process may use, unless the operator said otherwise by GOMEMLIMIT.
-func (m *Member) limitMemory(ctx context.Context) {
-	if os.Getenv("GOMEMLIMIT") != "" {
-		return
-	}
-	most := config.MemoryLimit()
-	t := m.clock.NewTicker(limitEvery)
-	defer t.Stop()
-	for {
-		debug.SetMemoryLimit(min(most/10*9, m.cfg.MemoryBudget.Of(most)+storage.UnflushedBytes+bytesPerKey*m.machine().Root().Keys()))
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C():
-		}
-	}
-}
 
 // budgets divides --memory-budget. The in-memory index comes on top.
 type budgets struct {
