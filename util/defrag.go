@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -86,7 +85,7 @@ func presentStore(dir string) (string, error) {
 		return "", err
 	}
 	for _, name := range names {
-		if strings.HasPrefix(name, "snapshot-") && !strings.HasSuffix(name, ".receiving") {
+		if datadir.IsWholeSnapshot(name) {
 			return "", fmt.Errorf("%s holds %s beside its store, and no log to say which one is the present: start the member instead, it needs no defragmentation", dir, name)
 		}
 	}

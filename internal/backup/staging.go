@@ -27,8 +27,8 @@ type staging struct {
 }
 
 const (
-	stagingSuffix = ".restoring" // of a directory beside the target
-	stagingInside = "restoring"  // in the target
+	stagingSuffix = datadir.RestoringSuffix // of a directory beside the target
+	stagingInside = datadir.Restoring       // in the target
 )
 
 // stage begins a directory. What an interrupted restore left beside the target
@@ -171,7 +171,7 @@ func (s *staging) discard() error {
 	}
 	if s.inside {
 		// The log first: without it no member starts on what is left.
-		for _, name := range [...]string{datadir.Log, datadir.Store, datadir.Index, stagingInside, datadir.IdentityFile + ".tmp", datadir.IdentityFile} {
+		for _, name := range [...]string{datadir.Log, datadir.Store, datadir.Index, stagingInside, datadir.IdentityFile + datadir.TempSuffix, datadir.IdentityFile} {
 			remove(s.fs.PathJoin(s.target.DataDir, name))
 		}
 	} else {

@@ -70,7 +70,7 @@ func ReadIdentity(fs storage.FS, dir string) (id Identity, ok bool, err error) {
 // WriteIdentity writes the identity file of a directory, whole or not at all.
 func WriteIdentity(fs storage.FS, dir string, id Identity) error {
 	path := fs.PathJoin(dir, IdentityFile)
-	temp := path + ".tmp"
+	temp := path + TempSuffix
 	f, err := storage.CreateFile(fs, temp, "identity")
 	if err != nil {
 		return err

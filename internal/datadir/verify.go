@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/engram-kv/engram/internal/mvcc"
 	"github.com/engram-kv/engram/internal/raftlog"
@@ -118,21 +117,18 @@ func (v Verify) Run(ctx context.Context) (r Report, err error) {
 	if err != nil {
 		return r, err
 	}
-	slices.Sort(names)
 	storeDir := v.Dir
 	switch {
 	case ok && summary.Installed != nil && summary.Installed.Dir != "":
 		storeDir = v.FS.PathJoin(v.Dir, summary.Installed.Dir)
-	case !ok && slices.ContainsFunc(names, func(name string) bool { return isSnapshot(name) && !strings.HasSuffix(name, ".receiving") }):
+	case !ok && slices.ContainsFunc(names, IsWholeSnapshot):
 		r.note("which store is the present one the raft log alone says, so none was read, and none may be deleted")
-		v.names(&r, names, "")
-		return r, nil
+		return r, v.names(&r, "")
 	}
 	if err := v.checkStore(ctx, &r, storeDir, summary, ok); err != nil {
 		return r, err
 	}
-	v.names(&r, names, storeDir)
-	return r, nil
+	return r, v.names(&r, storeDir)
 }
 
 func (v Verify) tell(what string) {
@@ -289,26 +285,16 @@ func (v Verify) compare(r *Report, log raftlog.Summary) error {
 	return nil
 }
 
-// isSnapshot says whether a name in a data directory is that of a snapshot which came, or was coming, from another member.
-func isSnapshot(name string) bool { return strings.HasPrefix(name, "snapshot-") }
-
 // names tells of what lies in the directory beside the member's own. storeDir is "" if it is not known which store that is.
-func (v Verify) names(r *Report, names []string, storeDir string) {
-	own := []string{Store, Index, Log, Lock, IdentityFile, LogLock}
-	for _, name := range names {
-		path := v.FS.PathJoin(v.Dir, name)
+func (v Verify) names(r *Report, storeDir string) error {
+	return walk(v.FS, v.Dir, v.LogDir, func(path string, n *name) {
 		switch {
-		case slices.Contains(own, name) && (storeDir == v.Dir || name != Store && name != Index), path == storeDir:
-		case storeDir == "" && (name == Store || name == Index || isSnapshot(name)): // one of them is a member's
-		case name == Store, name == Index, isSnapshot(name), strings.HasPrefix(name, "sending-"):
-			r.note("%s is what a snapshot left behind: the next start deletes it", path)
-		case strings.HasPrefix(name, "member.etcd-"), strings.HasPrefix(name, "wal.etcd-"):
-			r.note("%s is the etcd member that this one was made of: delete it when it is not needed any more", path)
-		case name == "member": // the mark that an import leaves
-		case name == "restoring":
-			r.note("%s is what an interrupted restore left behind: it can be deleted", path)
-		default:
-			r.note("%s is none of a member's files", path)
+		case n == nil:
+			r.note(unknownNote, path)
+		case n.state && storeDir != "" && path != storeDir && (storeDir != v.Dir || IsSnapshot(n.pattern)):
+			r.note(snapshotNote, path)
+		case n.note != "":
+			r.note(n.note, path)
 		}
-	}
+	})
 }

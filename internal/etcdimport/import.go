@@ -69,12 +69,12 @@ type Options struct {
 
 // Names that are only there during an import.
 const (
-	tempDir    = "import.tmp"
-	markerFile = "MARKER" // in tempDir: what takes the place of etcd's directory
+	tempDir    = datadir.ImportDir
+	markerFile = datadir.ImportMarker // in tempDir: what takes the place of etcd's directory
 	// movedDir begins the name that etcd's directory gets, movedWAL that of what
 	// etcd had in a WALDir.
-	movedDir = etcddir.MemberDir + ".etcd-"
-	movedWAL = "wal.etcd-"
+	movedDir = datadir.MovedMember
+	movedWAL = datadir.MovedWAL
 )
 
 // Import imports what etcd left in a directory, or ends an import that a crash

@@ -297,6 +297,9 @@ func TestCrashAtEveryStep(t *testing.T) {
 			for i, clone := range clones {
 				o := options(clone)
 				o.WALDir = where
+				if err := knownNames(o); err != nil {
+					t.Errorf("step %d, %s: %v", i, ops[i], err)
+				}
 				if kind, err := kindOf(clone, dir+"/member"); err != nil {
 					t.Fatal(err)
 				} else if kind == aDirectory {

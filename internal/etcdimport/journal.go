@@ -15,7 +15,7 @@ import (
 
 // journalFile says how an import that is built is to be ended. It is there from
 // before etcd's directory gets another name until all has its final one.
-const journalFile = "IMPORT"
+const journalFile = datadir.ImportJournal
 
 // journal is the content of journalFile, and the steps that it is for.
 type journal struct {
@@ -64,10 +64,10 @@ func (j *journal) write(fs storage.FS) error {
 		return err
 	}
 	path := fs.PathJoin(j.dir, journalFile)
-	if err := writeFile(fs, path+".tmp", append(text, '\n')); err != nil {
+	if err := writeFile(fs, path+datadir.TempSuffix, append(text, '\n')); err != nil {
 		return err
 	}
-	if err := fs.Rename(path+".tmp", path); err != nil {
+	if err := fs.Rename(path+datadir.TempSuffix, path); err != nil {
 		return err
 	}
 	return datadir.Sync(fs, j.dir)
@@ -287,7 +287,7 @@ func forget(fs storage.FS, dir, walDir string) error {
 			return err
 		}
 	}
-	for _, name := range [...]string{journalFile + ".tmp", journalFile} {
+	for _, name := range [...]string{journalFile + datadir.TempSuffix, journalFile} {
 		path := fs.PathJoin(dir, name)
 		if kind, err := kindOf(fs, path); err != nil {
 			return err

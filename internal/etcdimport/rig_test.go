@@ -369,6 +369,18 @@ func checkLeft(t testing.TB, o Options, was etcdData) error {
 	return sameFiles(tree(t, o.FS, o.FS.PathJoin(o.Dir, moved)), was.below("member"))
 }
 
+// knownNames is an error if a directory holds what verify would not know, etcd's own log apart.
+func knownNames(o Options) error {
+	unknown, err := datadir.Unknown(o.FS, o.Dir, o.WALDir)
+	unknown = slices.DeleteFunc(unknown, func(path string) bool {
+		return o.WALDir != "" && o.FS.PathDir(path) == o.WALDir && (strings.HasSuffix(path, ".wal") || strings.HasSuffix(path, "0.tmp"))
+	})
+	if err == nil && len(unknown) > 0 {
+		err = fmt.Errorf("nobody knows %q", unknown)
+	}
+	return err
+}
+
 // asOf35 makes of a database what etcd 3.5 would have written.
 func asOf35(t testing.TB, db []byte) []byte {
 	t.Helper()

@@ -29,8 +29,8 @@ import (
 // Pebble. While it exists, no compaction has deleted records above its
 // revision without being superseded by a newer file: see saver.ensure.
 const (
-	checkpointName  = "index.checkpoint"
-	checkpointTemp  = "index.checkpoint.tmp"
+	CheckpointFile  = "index.checkpoint"
+	CheckpointTemp  = "index.checkpoint.tmp" // while it is written
 	checkpointMagic = "ENGRIDX1"
 	checkpointHead  = 8 + 8 + 8
 	// checkpointBlock is the size at which a block ends.
@@ -276,7 +276,7 @@ func (v *saver) link(dir string) error {
 	if err := v.s.o.FS.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("mvcc: copy index checkpoint: %w", err)
 	}
-	err := storage.Link(v.s.o.FS, v.path(checkpointName), v.s.o.FS.PathJoin(dir, checkpointName))
+	err := storage.Link(v.s.o.FS, v.path(CheckpointFile), v.s.o.FS.PathJoin(dir, CheckpointFile))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("mvcc: copy index checkpoint: %w", err)
 	}
@@ -325,7 +325,7 @@ func (v *saver) save(r Root, applied uint64) error {
 	if err := v.s.storage.Flush(); err != nil {
 		return err
 	}
-	if err := v.s.o.FS.Rename(v.path(checkpointTemp), v.path(checkpointName)); err != nil {
+	if err := v.s.o.FS.Rename(v.path(CheckpointTemp), v.path(CheckpointFile)); err != nil {
 		return fmt.Errorf("mvcc: publish index checkpoint: %w", err)
 	}
 	if err := v.syncDir(); err != nil {
@@ -342,14 +342,14 @@ func (v *saver) write(r Root, applied uint64) (err error) {
 	if v.s.o.Room != nil {
 		out.room = v.s.o.Room()
 	}
-	f, err := storage.CreateFile(v.s.o.FS, v.path(checkpointTemp), checkpointCategory)
+	f, err := storage.CreateFile(v.s.o.FS, v.path(CheckpointTemp), checkpointCategory)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err = errors.Join(err, f.Close()); err != nil {
 			// What a disk had no room for must not go on taking it.
-			err = errors.Join(err, v.s.o.FS.Remove(v.path(checkpointTemp)))
+			err = errors.Join(err, v.s.o.FS.Remove(v.path(CheckpointTemp)))
 		}
 	}()
 	out.w = f
@@ -377,7 +377,7 @@ func (v *saver) remove() error {
 	v.mu.Lock()
 	v.revision = -1
 	v.mu.Unlock()
-	if err := v.s.o.FS.Remove(v.path(checkpointName)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := v.s.o.FS.Remove(v.path(CheckpointFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("mvcc: remove index checkpoint: %w", err)
 	}
 	return v.syncDir()

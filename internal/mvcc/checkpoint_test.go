@@ -179,7 +179,7 @@ func TestUselessCheckpoint(t *testing.T) {
 	f := filled(t)
 	f.check(f.Store.Close())
 	want := describe(f.Root().index)
-	path := f.saver.path(checkpointName)
+	path := f.saver.path(CheckpointFile)
 	read := func() []byte {
 		file, err := f.fs.Open(path)
 		f.check(err)
@@ -228,7 +228,7 @@ func TestUselessCheckpoint(t *testing.T) {
 
 // saverHolds checks whether a checkpoint was loaded, and is there.
 func (f *fixture) saverHolds(want bool) error {
-	_, err := f.fs.Stat(f.saver.path(checkpointName))
+	_, err := f.fs.Stat(f.saver.path(CheckpointFile))
 	if loaded := f.saver.revision >= 0; loaded != want || (err == nil) != want {
 		return fmt.Errorf("checkpoint loaded %v, on disk: %v; want %v", loaded, err, want)
 	}
@@ -241,7 +241,7 @@ func TestCompactionNeedsCheckpoint(t *testing.T) {
 	for _, broken := range []bool{false, true} {
 		t.Run(fmt.Sprint("broken=", broken), func(t *testing.T) {
 			fail := errorfs.Toggle{Injector: errorfs.InjectorFunc(func(op errorfs.Op) error {
-				if op.Kind == errorfs.OpCreate && strings.HasSuffix(op.Path, checkpointTemp) {
+				if op.Kind == errorfs.OpCreate && strings.HasSuffix(op.Path, CheckpointTemp) {
 					return errorfs.ErrInjected
 				}
 				return nil

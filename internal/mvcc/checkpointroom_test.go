@@ -15,7 +15,7 @@ func TestCheckpointWithoutRoom(t *testing.T) {
 		t.Run(fmt.Sprint("full=", full), func(t *testing.T) {
 			room := int64(1 << 30)
 			fail := errorfs.Toggle{Injector: errorfs.InjectorFunc(func(op errorfs.Op) error {
-				if op.Kind == errorfs.OpFileWrite && strings.HasSuffix(op.Path, checkpointTemp) {
+				if op.Kind == errorfs.OpFileWrite && strings.HasSuffix(op.Path, CheckpointTemp) {
 					return errorfs.ErrInjected
 				}
 				return nil
@@ -37,7 +37,7 @@ func TestCheckpointWithoutRoom(t *testing.T) {
 			f.compact(f.Root().Revision())
 			f.work()
 			f.check(f.saverHolds(false))
-			if _, err := f.fs.Stat(f.saver.path(checkpointTemp)); err == nil {
+			if _, err := f.fs.Stat(f.saver.path(CheckpointTemp)); err == nil {
 				t.Error("the beginning of a checkpoint was left")
 			}
 			fail.Off()

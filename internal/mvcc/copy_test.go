@@ -72,7 +72,7 @@ func TestCheckpointOfStore(t *testing.T) {
 			f.check(st.Close())
 			return s
 		}
-		_, err := f.fs.Stat(dir + "/index/" + checkpointName)
+		_, err := f.fs.Stat(dir + "/index/" + CheckpointFile)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Fatal(err)
 		}

@@ -93,7 +93,7 @@ func (s *Store) loadCheckpoint(m meta) (revision int64, err error) {
 	if s.o.Dir == "" {
 		return 0, os.ErrNotExist
 	}
-	f, err := s.o.FS.Open(s.saver.path(checkpointName))
+	f, err := s.o.FS.Open(s.saver.path(CheckpointFile))
 	if err != nil {
 		return 0, err
 	}

@@ -151,7 +151,7 @@ func (s *script) run(d *datadriven.TestData) string {
 			s.check(s.storage.Close())
 		}
 		if slices.Contains(words, "lose-checkpoint") {
-			s.check(s.fs.Remove("index/" + checkpointName))
+			s.check(s.fs.Remove("index/" + CheckpointFile))
 		}
 		s.open()
 		a, term := s.Applied()

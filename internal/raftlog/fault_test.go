@@ -18,7 +18,7 @@ func TestFaults(t *testing.T) {
 	kinds := map[string]func(errorfs.Op) bool{
 		"write":       func(o errorfs.Op) bool { return o.Kind == errorfs.OpFileWriteAt },
 		"sync":        func(o errorfs.Op) bool { return o.Kind == errorfs.OpFileSync || o.Kind == errorfs.OpFileSyncData },
-		"create":      func(o errorfs.Op) bool { return o.Kind == errorfs.OpOpen && strings.Contains(o.Path, sparePrefix) },
+		"create":      func(o errorfs.Op) bool { return o.Kind == errorfs.OpOpen && strings.Contains(o.Path, SparePrefix) },
 		"preallocate": func(o errorfs.Op) bool { return o.Kind == errorfs.OpFilePreallocate },
 		"rename":      func(o errorfs.Op) bool { return o.Kind == errorfs.OpRename },
 		"remove":      func(o errorfs.Op) bool { return o.Kind == errorfs.OpRemove },
@@ -141,7 +141,7 @@ func TestFullDisk(t *testing.T) {
 	for _, kind := range []errorfs.OpKind{errorfs.OpOpen, errorfs.OpFilePreallocate} {
 		full := false
 		fs := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
-			if full && op.Kind == kind && strings.Contains(op.Path, sparePrefix) {
+			if full && op.Kind == kind && strings.Contains(op.Path, SparePrefix) {
 				return &vfsError{op.Path, syscall.ENOSPC}
 			}
 			return nil

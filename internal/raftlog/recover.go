@@ -287,7 +287,7 @@ func (l *Log) removeLeftovers(names []string) error {
 		return fmt.Errorf("raftlog: list %s: %w", l.o.Dir, err)
 	}
 	for _, name := range all {
-		if strings.HasPrefix(name, sparePrefix) {
+		if strings.HasPrefix(name, SparePrefix) {
 			names = append(names, name)
 		}
 	}

@@ -67,19 +67,20 @@ type spare struct {
 	file     vfs.File
 }
 
+// Names of files: a segment's end, a spare's beginning.
 const (
-	segmentSuffix = ".log"
-	sparePrefix   = "spare-"
+	SegmentSuffix = ".log"
+	SparePrefix   = "spare-"
 )
 
 // segmentName is the file's name: sequence and first index, so that a listing shows
 // what lies where.
 func segmentName(sequence, first uint64) string {
-	return fmt.Sprintf("%08d-%020d%s", sequence, first, segmentSuffix)
+	return fmt.Sprintf("%08d-%020d%s", sequence, first, SegmentSuffix)
 }
 
 func parseSegmentName(name string) (sequence, first uint64, ok bool) {
-	name, ok = strings.CutSuffix(name, segmentSuffix)
+	name, ok = strings.CutSuffix(name, SegmentSuffix)
 	if !ok {
 		return 0, 0, false
 	}
@@ -172,7 +173,7 @@ func (l *Log) newSpare(capacity int64, durable bool) (*spare, error) {
 }
 
 func (l *Log) spareName() string {
-	return fmt.Sprintf("%s%08d", sparePrefix, l.spares.Add(1))
+	return fmt.Sprintf("%s%08d", SparePrefix, l.spares.Add(1))
 }
 
 // reserve makes sure that the file can grow to n bytes. File systems that cannot

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/engram-kv/engram/internal/config"
+	"github.com/engram-kv/engram/internal/datadir"
 	"github.com/engram-kv/engram/internal/mvcc"
 	"github.com/engram-kv/engram/internal/raftlog"
 	"github.com/engram-kv/engram/internal/state"
@@ -36,7 +37,7 @@ type generation struct {
 
 // snapshotPrefix begins the names of directories that hold a received snapshot:
 // snapshot-<index>-<term>, both as 16 hexadecimal digits.
-const snapshotPrefix = "snapshot-"
+const snapshotPrefix = datadir.SnapshotPrefix
 
 func snapshotDirName(index, term uint64) string {
 	return fmt.Sprintf("%s%016x-%016x", snapshotPrefix, index, term)

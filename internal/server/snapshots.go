@@ -11,6 +11,7 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/engram-kv/engram/internal/datadir"
 	"github.com/engram-kv/engram/internal/member"
 	"github.com/engram-kv/engram/internal/pace"
 	"github.com/engram-kv/engram/internal/peer"
@@ -36,7 +37,7 @@ func (s snapshots) Open(ctx context.Context, msg *raftpb.Message, native bool) (
 
 // sendingPrefix begins the names of directories that hold files on their way to
 // another member.
-const sendingPrefix = "sending-"
+const sendingPrefix = datadir.SendingPrefix
 
 func (s snapshots) openNative(ctx context.Context, msg *raftpb.Message, g *generation) (_ peer.Outgoing, err error) {
 	m := s.m
@@ -134,7 +135,7 @@ func (o *outgoingEtcd) Close() error {
 
 // receiving is the end of the name of a directory that a snapshot is being
 // received into.
-const receiving = ".receiving"
+const receiving = datadir.ReceivingSuffix
 
 // Receive implements peer.Snapshots. The state has its final name only once all
 // of it is synced: what has that name can be installed. One that is there
@@ -223,7 +224,7 @@ func (g gatedFile) ReadAt(b []byte, at int64) (int, error) {
 // readEtcd keeps the file of etcd's form only until it is read, here and there.
 // What is written of it meanwhile is no more than what is read.
 func (m *Member) readEtcd(ctx context.Context, dir string, body io.Reader) (got snapfile.Meta, err error) {
-	path := m.join(dir, "received.db")
+	path := m.join(dir, datadir.ReceivedFile)
 	f, err := m.seams.FS.Create(path, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return got, err

@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/engram-kv/engram/internal/config"
+	"github.com/engram-kv/engram/internal/datadir"
 	"github.com/engram-kv/engram/internal/tlsfiles"
 )
 
 // The certificates of --auto-tls and --peer-auto-tls, below the data directory.
 var (
-	autoClientDir = filepath.Join("fixtures", "client")
-	autoPeerDir   = filepath.Join("fixtures", "peer")
+	autoClientDir = filepath.Join(datadir.Fixtures, datadir.ClientSide)
+	autoPeerDir   = filepath.Join(datadir.Fixtures, datadir.PeerSide)
 )
 
 const year = 365 * 24 * time.Hour

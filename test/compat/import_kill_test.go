@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/engram-kv/engram/test/compat/internal/process"
 	"github.com/engram-kv/engram/test/internal/cluster"
 )
 
@@ -160,7 +161,15 @@ func (k *killed) killAt(t *testing.T, logs, exists string) stage {
 		}
 	}
 	check(t, k.m.Kill())
-	return stageOf(t, k.m.DataDir)
+	at := stageOf(t, k.m.DataDir)
+	if at == ended {
+		verified, err := process.Command{Program: []string{k.engram.Path, "util"}, Args: []string{"verify", k.m.DataDir}}.Run()
+		check(t, err)
+		if verified.Code != 0 || strings.Contains(verified.Stdout, "none of a member's files") {
+			t.Errorf("util verify ends with %d and says:\n%s%s", verified.Code, verified.Stdout, verified.Stderr)
+		}
+	}
+	return at
 }
 
 // log returns what the member logs from now on.
