@@ -380,6 +380,7 @@ func (c *Core) onSend(m *raftpb.Message) {
 		if ctx := m.GetContext(); len(ctx) == 8 {
 			c.beat = max(c.beat, binary.LittleEndian.Uint64(ctx))
 		}
+		c.onHeartbeat(m.GetTo())
 	case raftpb.MsgApp:
 		if n := len(m.GetEntries()); n > 0 {
 			c.follower(m.GetTo()).ack.begin(m.GetEntries()[n-1].GetIndex(), c.now)

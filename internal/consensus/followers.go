@@ -12,7 +12,20 @@ import (
 // follower is what a leader remembers of another member, besides raft's own progress.
 type follower struct {
 	heard time.Time // when its last answer came
+	beat  time.Time // when it was last sent a heartbeat
 	ack   ackTimer
+}
+
+// maxBeats is how many heartbeat intervals may lie between two heartbeats: as real members have it.
+const maxBeats = 2
+
+// onHeartbeat notes that a follower is sent a heartbeat, which counts as late if the one before was too long ago.
+func (c *Core) onHeartbeat(to uint64) {
+	f := c.follower(to)
+	if !f.beat.IsZero() && c.now.Sub(f.beat) > maxBeats*time.Duration(c.opt.HeartbeatTicks)*c.opt.Tick {
+		c.opt.Metrics.HeartbeatsLate.Inc()
+	}
+	f.beat = c.now
 }
 
 // follower returns what is remembered of a member.

@@ -19,6 +19,8 @@ type Metrics struct {
 	ProposalsFailed    prometheus.Counter
 	SlowReadIndexes    prometheus.Counter
 	ReadIndexesFailed  prometheus.Counter
+	HeartbeatsLate     prometheus.Counter
+	SnapshotApplying   prometheus.Gauge
 	PersistLatency     prometheus.Gauge
 	AckLatency         *prometheus.GaugeVec
 	all                []prometheus.Collector
@@ -48,6 +50,8 @@ func NewMetrics() *Metrics {
 	m.ProposalsFailed = counter("proposals_failed_total", "The total number of failed proposals seen.")
 	m.SlowReadIndexes = counter("slow_read_indexes_total", "The total number of pending read indexes not in sync with leader's or timed out read index requests.")
 	m.ReadIndexesFailed = counter("read_indexes_failed_total", "The total number of failed read indexes seen.")
+	m.HeartbeatsLate = counter("heartbeat_send_failures_total", "The number of heartbeats that this member, leading, sent more than two intervals after the one before: it, or its disk, is overloaded.")
+	m.SnapshotApplying = gauge("snapshot_apply_in_progress_total", "1 while a snapshot that came from the leader takes the place of the state, 0 otherwise.")
 	m.PersistLatency = prometheus.NewGauge(prometheus.GaugeOpts{Name: "engram_raft_persist_latency_seconds",
 		Help: "How long the raft log of this member takes to store entries, smoothed, and at least as long as the present write has taken."})
 	m.AckLatency = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "engram_raft_ack_latency_seconds",

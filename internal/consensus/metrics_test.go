@@ -27,7 +27,8 @@ func TestMetricsBearEtcdsNames(t *testing.T) {
 		"etcd_server_leader_changes_seen_total": "COUNTER", "etcd_server_proposals_committed_total": "GAUGE",
 		"etcd_server_proposals_applied_total": "GAUGE", "etcd_server_proposals_pending": "GAUGE",
 		"etcd_server_proposals_failed_total": "COUNTER", "etcd_server_slow_read_indexes_total": "COUNTER",
-		"etcd_server_read_indexes_failed_total": "COUNTER", "engram_raft_persist_latency_seconds": "GAUGE",
+		"etcd_server_read_indexes_failed_total": "COUNTER", "etcd_server_heartbeat_send_failures_total": "COUNTER",
+		"etcd_server_snapshot_apply_in_progress_total": "GAUGE", "engram_raft_persist_latency_seconds": "GAUGE",
 	}
 	for name, typ := range want {
 		if got[name] != typ {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+	dto "github.com/prometheus/client_model/go"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 )
@@ -397,6 +398,12 @@ func (s *script) run(d *datadriven.TestData) string {
 		s.machine.disk = disk
 		s.core, s.toWrite, s.toApply, s.stored, s.applied = nil, nil, nil, nil, nil
 		return ""
+	case "metrics":
+		var late, applying dto.Metric
+		if err := errors.Join(s.core.opt.Metrics.HeartbeatsLate.Write(&late), s.core.opt.Metrics.SnapshotApplying.Write(&applying)); err != nil {
+			return err.Error()
+		}
+		return fmt.Sprintf("late heartbeats %v, applying a snapshot %v\n", late.GetCounter().GetValue(), applying.GetGauge().GetValue())
 	case "queues":
 		return fmt.Sprintf("proposals %d conf changes %d\n", len(s.core.queue), len(s.core.confs))
 	case "status":

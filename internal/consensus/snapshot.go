@@ -23,6 +23,7 @@ func (c *Core) snapshot() (*raftpb.Snapshot, error) {
 // installed. What waits to be handed over is superfluous; what the applier has may be applied or not.
 func (c *Core) onRestored(meta *raftpb.SnapshotMetadata) {
 	c.restored, c.last = meta.GetIndex(), meta.GetIndex()
+	c.opt.Metrics.SnapshotApplying.Set(1)
 	c.confInApply = false
 	if len(c.held) > 0 {
 		// raft counts what it has handed out against a limit.
@@ -36,6 +37,9 @@ func (c *Core) onRestored(meta *raftpb.SnapshotMetadata) {
 // onInstalled hears that the machine is what the snapshot says. Which proposals of this member the snapshot covers nobody can
 // tell: they end at their deadlines.
 func (c *Core) onInstalled(meta *raftpb.SnapshotMetadata, out *Output) {
+	if meta.GetIndex() >= c.restored { // or another one is already on its way
+		c.opt.Metrics.SnapshotApplying.Set(0)
+	}
 	c.applied, c.appliedTerm = meta.GetIndex(), meta.GetTerm()
 	c.cutTo = max(c.cutTo, meta.GetIndex())
 	c.durable, c.dirtySince, c.asked = c.applied, c.now, false

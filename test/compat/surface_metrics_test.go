@@ -7,8 +7,10 @@ import (
 	"net/http"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -218,6 +220,58 @@ func clusterMetrics(ctx context.Context, t *testing.T, p cluster.Program) (pages
 		pages = append(pages, scrape(ctx, t, m.ClientURL))
 	}
 	return pages
+}
+
+// TestLateHeartbeats has leaders stand still for less than an election takes. Their next heartbeats are late, and counted by both programs.
+func TestLateHeartbeats(t *testing.T) {
+	const name = "etcd_server_heartbeat_send_failures_total"
+	for _, p := range []cluster.Program{{Name: "etcd", Path: programs.Etcd}, {Name: "subject", Path: subject}} {
+		t.Run(p.Name, func(t *testing.T) {
+			ctx := surfaceContext(t)
+			c := newCluster(t, "--election-timeout=5000")
+			check(t, c.Start(ctx, p, p, p))
+			leader, err := c.Leader(ctx)
+			check(t, err)
+			late := func() float64 {
+				t.Helper()
+				value, err := sample(ctx, leader.ClientURL, name)
+				check(t, err)
+				return value
+			}
+			before := late()
+			check(t, leader.Pause())
+			<-time.After(time.Second) // the time is what is tested
+			check(t, leader.Continue())
+			check(t, eventually(ctx, "late heartbeat counted", func() error {
+				if now := late(); now == before {
+					return fmt.Errorf("%s is still %v", name, now)
+				}
+				return nil
+			}))
+			if still, err := c.Leader(ctx); err != nil || still != leader {
+				t.Errorf("%v leads, %v: want %v, or nobody knows whose heartbeats were late", still, err, leader)
+			}
+		})
+	}
+}
+
+// sample reads the value of a metric without labels.
+func sample(ctx context.Context, url, name string) (float64, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Body.Close()
+	for s := bufio.NewScanner(answer.Body); s.Scan(); {
+		if value, ok := strings.CutPrefix(s.Text(), name+" "); ok {
+			return strconv.ParseFloat(value, 64)
+		}
+	}
+	return 0, fmt.Errorf("%s/metrics has no %s", url, name)
 }
 
 // someOfEverything makes requests of every kind that both programs serve, so that the series they leave are there.
