@@ -154,23 +154,21 @@ func (w *listing) next(s *slot) (op, bool) {
 	key := w.o.appendKey(room[:0], from)
 	s.buf = api.AppendRange(s.buf[:0], key, api.RangeOptions{End: w.keysEnd, Limit: w.o.limit, Serializable: w.o.serializable})
 	if w.stream {
-		return op{method: api.RangeStream, request: s.buf, many: true}, true
+		return op{method: api.RangeStream, request: s.buf, many: true, pieces: true}, true
 	}
 	return op{method: api.Range, request: s.buf, pieces: true}, true
 }
 
-func (w *listing) piece(s *slot, p []byte, _ bool) error {
-	s.own.(*pageState).Add(p)
+func (w *listing) piece(s *slot, p []byte, last bool) error {
+	if w.stream {
+		s.own.(*pageState).AddStream(p, last)
+	} else {
+		s.own.(*pageState).Add(p)
+	}
 	return nil
 }
 
-func (w *listing) message(s *slot, m []byte) error {
-	chunk, err := api.Chunk(m)
-	if err == nil {
-		s.own.(*pageState).Add(chunk)
-	}
-	return err
-}
+func (w *listing) message(*slot, []byte) error { return nil } // it comes in pieces
 
 func (w *listing) end(s *slot) error {
 	p := s.own.(*pageState)

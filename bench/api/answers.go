@@ -265,13 +265,3 @@ func EachKv(answer []byte, each func(key []byte, modRevision int64)) error {
 	}
 	return err
 }
-
-// Chunk is the RangeResponse in one message of a RangeStream.
-func Chunk(answer []byte) (chunk []byte, err error) {
-	err = fields(answer, func(n protowire.Number, v []byte, _ int64) {
-		if n == 1 {
-			chunk = v
-		}
-	})
-	return chunk, err
-}

@@ -152,6 +152,39 @@ func TestPages(t *testing.T) {
 	}
 }
 
+// TestPagesOfAStream reads the messages of a RangeStream, each in every possible piece.
+func TestPagesOfAStream(t *testing.T) {
+	var messages [][]byte
+	for i := range 5 {
+		part := &pb.RangeResponse{Kvs: []*mvccpb.KeyValue{{Key: bytes.Repeat([]byte{'a' + byte(i)}, 200), Value: make([]byte, i*200), ModRevision: int64(i + 1)}}}
+		if i == 4 {
+			part.Header, part.More, part.Count = &pb.ResponseHeader{Revision: 300}, true, 1<<40
+		}
+		messages = append(messages, marshal(t, &pb.RangeStreamResponse{RangeResponse: part}), nil)
+	}
+	var p Pages
+	for size := 1; size <= len(messages[8]); size++ {
+		p.Reset()
+		for _, m := range messages {
+			for len(m) > size {
+				p.AddStream(m[:size], false)
+				m = m[size:]
+			}
+			p.AddStream(m, true)
+		}
+		if err := p.Err(); err != nil || p.Keys != 5 || !p.More || p.Count != 1<<40 || p.Revision() != 300 || p.Last()[0] != 'e' {
+			t.Fatalf("in pieces of %d: %+v, last %q, %v", size, p, p.Last(), err)
+		}
+	}
+	for _, broken := range [][]byte{messages[8][:len(messages[8])-1], {0x12, 0x00}, {0x0a}} {
+		p.Reset()
+		p.AddStream(broken, true)
+		if p.Err() == nil {
+			t.Errorf("a message %x… is no error", broken[:1])
+		}
+	}
+}
+
 func TestPrefixEnd(t *testing.T) {
 	for in, want := range map[string]string{"/a/": "/a0", "a\xff": "b", "\xff": "\x00"} {
 		if got := PrefixEnd([]byte(in)); string(got) != want {
@@ -191,7 +224,8 @@ func FuzzAnswers(f *testing.F) {
 		_, _ = TxnOf(b)
 		_, _ = EventsOf(b, func(int64, *Event) {})
 		_, _, _ = Renewed(b)
-		_, _ = Chunk(b)
+		var stream Pages
+		stream.AddStream(b, true)
 		_ = EachKv(b, func([]byte, int64) {})
 	})
 }

@@ -25,6 +25,7 @@ type Pages struct {
 	header []byte
 	head   []byte // of the last KeyValue
 	broken error
+	inside bool // a message of a RangeStream
 }
 
 type pagesState uint8
@@ -34,6 +35,8 @@ const (
 	atInt
 	atLength
 	inBytes
+	atStreamTag // of what a message of a RangeStream holds
+	atStreamLength
 )
 
 // Reset forgets what was read.
@@ -77,6 +80,21 @@ func (p *Pages) Add(b []byte) {
 	p.head = keep(p.head, last)
 }
 
+// AddStream reads the next bytes of an answer to RangeStream, whose messages each hold a part of it; last says that one ends.
+func (p *Pages) AddStream(b []byte, last bool) {
+	if !p.inside {
+		p.inside, p.state = true, atStreamTag
+	}
+	p.Add(b)
+	if !last || p.broken != nil {
+		return
+	}
+	if p.inside = false; p.state == atStreamTag && p.shift == 0 {
+		p.state = atTag // the message is empty
+	}
+	p.broken = p.Err()
+}
+
 func keep(to, b []byte) []byte { return append(to, b[:min(len(b), headMost-len(to))]...) }
 
 func (p *Pages) number(v uint64) {
@@ -92,6 +110,13 @@ func (p *Pages) number(v uint64) {
 		default:
 			p.broken = fmt.Errorf("field %d of the answer has wire type %d, which none uses", num, typ)
 		}
+	case atStreamTag:
+		p.state = atStreamLength
+		if num, typ := protowire.DecodeTag(v); num != 1 || typ != protowire.BytesType {
+			p.broken = fmt.Errorf("a message of the stream has field %d, want 1 alone", num)
+		}
+	case atStreamLength: // the message ends with it
+		p.state = atTag
 	case atInt:
 		p.state = atTag
 		switch p.field {

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -66,6 +68,9 @@ var backup = scenario{
 	},
 }
 
+// dropFlag has the program take a backup and drop it, see run.
+const dropFlag = "-drop-backup"
+
 const moreMemory = "resident at most, more than before, "
 
 func backupFigures(doing string) []figure {
@@ -101,24 +106,43 @@ func (e *env) residentMore(f func() error) (int64, error) {
 }
 
 // client is the official one.
-func (e *env) client() (*clientv3.Client, error) {
-	return clientv3.New(clientv3.Config{Endpoints: []string{e.Address}})
+func (e *env) client() (*clientv3.Client, error) { return clientAt(e.Address) }
+
+func clientAt(address string) (*clientv3.Client, error) {
+	return clientv3.New(clientv3.Config{Endpoints: []string{address}})
 }
 
-// streamBackup takes a backup and drops it.
+// streamBackup takes a backup and drops it, in a process of its own: the generator of the puts is not to wait for its own process.
 func (e *env) streamBackup(ctx context.Context) error {
-	c, err := e.client()
+	own, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	text, err := exec.CommandContext(ctx, own, dropFlag, e.Address).Output()
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, text)
+	}
+	size, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err == nil && size < 2*e.storeBytes {
+		err = fmt.Errorf("the backup has %d bytes, the store %d", size, 2*e.storeBytes)
+	}
+	return err
+}
+
+// dropBackup takes a backup with the official client, drops it, and writes its size.
+func dropBackup(address string, out io.Writer) error {
+	c, err := clientAt(address)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	blobs, err := c.Snapshot(ctx)
+	blobs, err := c.Snapshot(context.Background())
 	if err != nil {
 		return err
 	}
 	size, err := io.Copy(io.Discard, blobs)
-	if err == nil && size < 2*e.storeBytes {
-		err = fmt.Errorf("the backup has %d bytes, the store %d", size, 2*e.storeBytes)
+	if err == nil {
+		_, err = fmt.Fprintln(out, size)
 	}
 	return errors.Join(err, blobs.Close())
 }

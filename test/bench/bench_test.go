@@ -3,11 +3,21 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/engram-kv/engram/test/internal/cluster"
 )
+
+// TestMain is main for the scenario that has a process of its own made of this program.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == dropFlag {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
 
 // tinySizes make every scenario run through in a moment.
 var tinySizes = sizes{

@@ -45,11 +45,15 @@ func run(args []string, out, progress io.Writer) error {
 	engram := flags.String("engram", "", "engram program; empty means one built now")
 	dir := flags.String("dir", "", "parent of the data directories, on the disk to be measured; empty means the system's temporary directory")
 	profiles := flags.String("profile", "", "directory for CPU profiles of the servers, one for each measured window")
+	drop := flags.String(strings.TrimPrefix(dropFlag, "-"), "", "only take a backup from this address, drop it and print its size: what the scenario backup has a process for")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil
 		}
 		return err
+	}
+	if *drop != "" {
+		return dropBackup(*drop, out)
 	}
 	chosen, err := choose(*names)
 	if err != nil {
@@ -87,6 +91,13 @@ func run(args []string, out, progress io.Writer) error {
 		}
 		r.add(s, samples, *short)
 		fmt.Fprintf(progress, "%s: took %v\n", s.name, time.Since(began).Round(time.Second))
+		if len(chosen) > 1 { // the next may take long, or fail
+			own := newReport(*short)
+			own.add(s, samples, *short)
+			if err := own.print(progress); err != nil {
+				return err
+			}
+		}
 	}
 	if *asJSON {
 		enc := json.NewEncoder(out)

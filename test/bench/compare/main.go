@@ -1,7 +1,7 @@
 // Command compare runs `engram bench` on Engram and on real etcd in alternation, with the same settings on the same disk, and
 // prints how they compare.
 //
-//	go run ./test/bench/compare                       # everything: about half an hour
+//	go run ./test/bench/compare                       # everything: about three quarters of an hour
 //	go run ./test/bench/compare -workload put,get     # some of it
 //	go run ./test/bench/compare -short                # small stores, one round: under a minute
 //
@@ -33,11 +33,13 @@ type sizes struct {
 	small    int           // keys of the store of small values
 	large    int           // keys of the store that is listed
 	watchers int
+	leases   int
+	nodes    int // of the Kubernetes cluster, with 30 pods on each
 }
 
 var (
-	fullSizes  = sizes{rounds: 5, duration: 10 * time.Second, warmup: 2 * time.Second, settle: 20 * time.Second, small: 100_000, large: 100_000, watchers: 1000}
-	shortSizes = sizes{rounds: 1, duration: 600 * time.Millisecond, warmup: 100 * time.Millisecond, settle: 0, small: 5_000, large: 12_000, watchers: 1000}
+	fullSizes  = sizes{rounds: 5, duration: 10 * time.Second, warmup: 2 * time.Second, settle: 20 * time.Second, small: 100_000, large: 100_000, watchers: 1000, leases: 10_000, nodes: 500}
+	shortSizes = sizes{rounds: 1, duration: 600 * time.Millisecond, warmup: 100 * time.Millisecond, settle: 0, small: 5_000, large: 12_000, watchers: 1000, leases: 1000, nodes: 20}
 )
 
 func main() {

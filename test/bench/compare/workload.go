@@ -34,9 +34,16 @@ func oneStream(command string) func(sizes) []string {
 	return func(sizes) []string { return []string{command, "--connections=1", "--streams=1"} }
 }
 
-func list(limit int) func(sizes) []string {
+func list(command string, limit int) func(sizes) []string {
 	return func(sizes) []string {
-		return []string{"list", "--connections=8", "--streams=1", fmt.Sprint("--limit=", limit)}
+		return []string{command, "--connections=8", "--streams=1", fmt.Sprint("--limit=", limit)}
+	}
+}
+
+// kubernetes is the load of a Kubernetes cluster: as fast as answers come, with --speed=0, or at a rate.
+func kubernetes(how string) func(sizes) []string {
+	return func(s sizes) []string {
+		return []string{"kubernetes", "--connections=4", "--streams=50", fmt.Sprint("--nodes=", s.nodes), how}
 	}
 }
 
@@ -52,15 +59,21 @@ var workloads = []workload{
 	{name: "get", members: 1, filled: true, args: at("get"), cpu: 6, throughput: 5},
 	{name: "serializable-get", members: 1, filled: true, args: at("get", "--serializable"), cpu: 6, throughput: 5},
 	{name: "txn", members: 1, filled: true, args: at("txn"), cpu: 14, throughput: 5},
-	{name: "list-1000", members: 1, filled: true, large: true, args: list(1_000), cpu: 1_500, throughput: 10},
-	{name: "list-10000", members: 1, filled: true, large: true, args: list(10_000), cpu: 8_000, throughput: 10},
+	{name: "list-1000", members: 1, filled: true, large: true, args: list("list", 1_000), cpu: 1_500, throughput: 10},
+	{name: "list-10000", members: 1, filled: true, large: true, args: list("list", 10_000), cpu: 8_000, throughput: 10},
+	{name: "list-stream-10000", members: 1, filled: true, large: true, args: list("list-stream", 10_000), cpu: 8_000, throughput: 10},
 	{name: "watch-1000", members: 1, args: func(s sizes) []string {
 		return []string{"watch", fmt.Sprint("--watchers=", s.watchers), "--connections=10", "--writers=1", "--streams=4", fmt.Sprint("--value-size=", smallValue)}
 	}},
+	{name: "keep-alive", members: 1, args: func(s sizes) []string {
+		return []string{"keep-alive", "--connections=50", "--streams=20", fmt.Sprint("--leases=", s.leases)}
+	}},
+	{name: "kubernetes", members: 1, args: kubernetes("--speed=0")},
 	{name: "put-one-stream", members: 1, filled: true, args: oneStream("put"), cpuRatio: 0.25, latency: 1},
 	{name: "get-one-stream", members: 1, filled: true, args: oneStream("get"), cpuRatio: 0.25, latency: 1},
 	{name: "put-steady", members: 1, filled: true, args: steady("put"), latency: 1},
 	{name: "get-steady", members: 1, filled: true, args: steady("get"), latency: 1},
+	{name: "kubernetes-steady", members: 1, args: kubernetes(fmt.Sprint("--rate=", steadyRate)), latency: 1},
 	{name: "put-three-members", members: 3, filled: true, args: at("put"), throughput: 5, cpuRatio: 1.0 / 3},
 }
 
