@@ -9,6 +9,7 @@
 //	COMPAT_OPS      operations of the random test
 //	CLUSTER_PROGRAM the program beside etcd in mixed clusters, see package cluster
 //	ENGRAM_CI       a missing etcd-client package fails instead of skipping
+//	ENGRAM_RACE     builds engram with the race detector, see package race
 package compat
 
 import (
@@ -19,6 +20,7 @@ import (
 
 	"github.com/engram-kv/engram/test/compat/internal/process"
 	"github.com/engram-kv/engram/test/compat/internal/wire"
+	"github.com/engram-kv/engram/test/internal/race"
 )
 
 const parentModule = "../.."
@@ -69,5 +71,5 @@ func run(m *testing.M) (code int, err error) {
 	if methods, err = wire.Methods(); err != nil {
 		return 0, err
 	}
-	return m.Run(), nil
+	return race.Main(m.Run), nil
 }

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/engram-kv/engram/test/internal/race"
 )
 
 // long says that the long versions are wanted.
@@ -25,20 +27,14 @@ var engram = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "engram")
-	cmd := exec.Command("go", "build", "-o", path, "../../cmd/engram")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
 	built = dir
-	return path, nil
+	return race.Build("../..", "./cmd/engram", filepath.Join(dir, "engram"))
 })
 
 var built string // directory of the binary, "" if none was built
 
 func TestMain(m *testing.M) {
-	code := m.Run()
+	code := race.Main(m.Run)
 	if built != "" {
 		_ = os.RemoveAll(built)
 	}
@@ -81,7 +77,12 @@ func spawn(t testing.TB, dir string, flags ...string) (*process, <-chan string) 
 		p.err = p.cmd.Wait()
 		close(p.exited)
 	}()
-	t.Cleanup(p.kill)
+	t.Cleanup(func() {
+		p.kill()
+		if err := race.Of(p.cmd.Process.Pid); err != nil {
+			t.Error(err)
+		}
+	})
 	return p, ready
 }
 

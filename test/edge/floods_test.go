@@ -22,6 +22,13 @@ const (
 	perBlock = 3 * time.Millisecond // of headers, as large as may be
 )
 
+// What counts single calls, and those that come to nothing.
+const (
+	callsMetric     = "engram_grpc_streams_total"
+	refusedMetric   = "engram_grpc_streams_refused_total"
+	failedPutMetric = `grpc_server_handled_total{grpc_code="Unknown",grpc_method="Put",grpc_service="etcdserverpb.KV",grpc_type="unary"}`
+)
+
 const (
 	rangeMethod = "/etcdserverpb.KV/Range"
 	putMethod   = "/etcdserverpb.KV/Put"
@@ -148,17 +155,31 @@ func floods() []attack {
 		flood(attack{name: "frames of no known type", conns: 4, short: 100_000, long: 10_000_000, reason: "flood"}, nil, func(r *rough, i int) error {
 			return r.WriteRawFrame(0xbe, 0, 0, []byte("what?"))
 		}),
-		flood(attack{name: "calls that are no gRPC", cpu: perCall, conns: 4, short: 50_000, long: 500_000}, (*rough).Widen, func(r *rough, _ int) error {
+		flood(attack{name: "calls that are no gRPC", cpu: perCall, conns: 4, short: 50_000, long: 500_000, metric: refusedMetric}, (*rough).Widen, func(r *rough, _ int) error {
 			r.next += 2
 			return r.WriteHeaders(http2.HeadersFrameParam{StreamID: r.next, EndHeaders: true, EndStream: true, BlockFragment: r.Block("/health", hpack.HeaderField{Name: "content-type", Value: "text/plain"})})
 		}),
-		flood(attack{name: "methods that there are not", cpu: perCall, conns: 4, short: 50_000, long: 500_000}, (*rough).Widen, func(r *rough, i int) error {
+		flood(attack{name: "methods that there are not", cpu: perCall, conns: 4, short: 50_000, long: 500_000, metric: refusedMetric}, (*rough).Widen, func(r *rough, i int) error {
 			_, err := r.Call(fmt.Sprintf("/no.Such%d/Method%d", i, i), nil)
 			return err
 		}),
-		flood(attack{name: "streams that stay open", cpu: perCall, conns: 4, short: 20_000, long: 100_000}, nil, func(r *rough, _ int) error {
+		flood(attack{name: "streams that stay open", cpu: perCall, conns: 4, short: 100_000, long: 100_000, reason: "streams"}, nil, func(r *rough, _ int) error {
 			_, err := r.Open(rangeMethod)
 			return err
+		}),
+		flood(attack{name: "messages longer than may be", cpu: perCall, conns: 4, short: 20_000, long: 200_000, reason: "message_size"}, (*rough).Widen, func(r *rough, _ int) error {
+			stream, err := r.Open(putMethod)
+			if err != nil {
+				return err
+			}
+			return r.WriteData(stream, false, append([]byte{0, 0xff, 0xff, 0xff, 0xff}, small...))
+		}),
+		flood(attack{name: "messages without their end", cpu: perCall, conns: 4, short: 20_000, long: 200_000, metric: failedPutMetric}, (*rough).Widen, func(r *rough, _ int) error {
+			stream, err := r.Open(putMethod)
+			if err != nil {
+				return err
+			}
+			return r.WriteData(stream, true, append([]byte{0, 0, 0, 0, 100}, small...))
 		}),
 		flood(attack{name: "a bomb of header fields", cpu: perBlock, conns: 4, short: 400, long: 4000, reason: "headers"}, nil, func(r *rough, i int) error {
 			// One field is put into the table, and named again and again by one byte each.
@@ -196,7 +217,7 @@ func floods() []attack {
 			return nil
 		}),
 		// 48 and 75 MiB more were seen; what of it is held and what is not collected yet was not told apart.
-		flood(attack{name: "calls as fast as they can be sent", cpu: perCall, conns: 4, short: 20_000, long: 200_000, memory: 32 << 20}, (*rough).Widen, func(r *rough, i int) error {
+		flood(attack{name: "calls as fast as they can be sent", cpu: perCall, conns: 4, short: 20_000, long: 200_000, memory: 32 << 20, metric: callsMetric}, (*rough).Widen, func(r *rough, i int) error {
 			_, err := r.Call(rangeMethod, small)
 			return err
 		}),

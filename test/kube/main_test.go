@@ -78,7 +78,36 @@ func run(m *testing.M) (code int, err error) {
 	if program, err = member.Build(parentModule, dir); err != nil {
 		return 0, err
 	}
+	if member.Race() {
+		return raced(m.Run)
+	}
 	return m.Run(), nil
+}
+
+// raced runs tests and fails them for each report of the race detector, which processes inherit the place of.
+func raced(run func() int) (code int, err error) {
+	dir, err := os.MkdirTemp("", "engram-race-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := os.Setenv("GORACE", "log_path="+filepath.Join(dir, "report")); err != nil {
+		return 0, err
+	}
+	code = run()
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return code, err
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if err != nil {
+			return code, err
+		}
+		fmt.Fprintf(os.Stderr, "%s under the race detector:\n%s", f.Name(), text)
+		code = 1
+	}
+	return code, nil
 }
 
 func startMember(t *testing.T, flags ...string) *member.Member {

@@ -19,6 +19,7 @@ import (
 	"testing"
 
 	"github.com/engram-kv/engram/test/internal/page"
+	"github.com/engram-kv/engram/test/internal/race"
 )
 
 // operations is where the procedures stand.
@@ -43,7 +44,7 @@ func remember(name string, cmd *exec.Cmd) *exec.Cmd {
 
 // TestMain asks at the end of all tests, if no flag left some out, if everything that the page has people type was run.
 func TestMain(m *testing.M) {
-	code := m.Run()
+	code := race.Main(m.Run)
 	chosen := false
 	for _, name := range []string{"test.run", "test.skip", "test.list"} {
 		chosen = chosen || flag.Lookup(name).Value.String() != ""

@@ -14,6 +14,8 @@ import (
 	"os/exec"
 	"testing"
 	"time"
+
+	"github.com/engram-kv/engram/test/internal/race"
 )
 
 // partVariable names the part that a process of this test binary shall run instead of tests. The suites end their process
@@ -27,7 +29,7 @@ var parts = map[string]func() error{"h2spec": runH2spec, "interop": runInterop}
 func TestMain(m *testing.M) {
 	name := os.Getenv(partVariable)
 	if name == "" {
-		os.Exit(m.Run())
+		os.Exit(race.Main(m.Run))
 	}
 	if err := parts[name](); err != nil {
 		fmt.Fprintln(os.Stderr, err)

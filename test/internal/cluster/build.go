@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/engram-kv/engram/test/internal/race"
 )
 
 const (
@@ -50,12 +52,10 @@ func Build(name string) (Program, error) {
 	if err != nil {
 		return Program{}, err
 	}
-	out := filepath.Join(dir, "engram-compat", name)
-	cmd := exec.Command("go", "build", "-o", out, source.pkg)
-	cmd.Dir = filepath.Join(strings.TrimSpace(string(root)), source.dir)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return Program{}, fmt.Errorf("go build %s in %s: %w\n%s", source.pkg, cmd.Dir, err, text)
+	build := race.BuildReference
+	if name == DefaultProgram {
+		build = race.Build
 	}
-	return Program{Name: name, Path: out}, nil
+	path, err := build(filepath.Join(strings.TrimSpace(string(root)), source.dir), source.pkg, filepath.Join(dir, "engram-compat", name))
+	return Program{Name: name, Path: path}, err
 }

@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -58,6 +59,8 @@ type Cluster struct {
 	Pass   string
 	// PeerTLS has members talk over TLS, with the files that Flags name. PeerHashKV, and with it CheckHash, has no certificate to ask with.
 	PeerTLS bool
+	// Discovery, if set, are the flags by which the members that Start begins find each other, in place of --initial-cluster.
+	Discovery []string
 	// Hosts, if set, says where the n-th member runs that is ever started.
 	Hosts func(n int) Host
 	// Front, if set, gives the address under which others reach what listens at an address for members: that of a proxy.
@@ -68,6 +71,7 @@ type Cluster struct {
 	mu      sync.Mutex
 	members []*Member // that were not removed
 	serial  int
+	races   []error // of processes that have ended
 }
 
 // Member is one member and its process.
@@ -211,14 +215,26 @@ func (c *Cluster) Of(program string) *Member {
 	return nil
 }
 
-// Close ends all processes and reports those that ended before by themselves.
+// Close ends all processes, and reports those that did not end and what the race detector has found in any.
 func (c *Cluster) Close() error {
 	var errs []error
 	for _, m := range c.Members() {
 		m.closeClient()
 		errs = append(errs, m.close())
 	}
-	return errors.Join(errs...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return errors.Join(append(errs, c.races...)...)
+}
+
+// found keeps a race that a process of m has run into; nil is none.
+func (c *Cluster) found(m *Member, race error) {
+	if race == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.races = append(c.races, fmt.Errorf("%v: %w", m, race))
 }
 
 // Logs is the end of every member's log, for a failure.
@@ -493,8 +509,26 @@ func (c *Cluster) Announce(ctx context.Context, p Program, learner bool) (*Membe
 	if err != nil {
 		return nil, err
 	}
+	for _, other := range c.Serving() { // whoever it asks at its start must know of it
+		if err := wait(ctx, "word of "+m.Name+" at "+other.Name, func(ctx context.Context) error { return other.knows(ctx, m) }); err != nil {
+			return nil, err
+		}
+	}
 	c.join(m)
 	return m, nil
+}
+
+// knows is nil if the member itself, which may be without a quorum, has heard of another one.
+func (m *Member) knows(ctx context.Context, other *Member) error {
+	client, err := m.Client()
+	if err != nil {
+		return err
+	}
+	list, err := etcdserverpb.NewClusterClient(client.ActiveConnection()).MemberList(ctx, &etcdserverpb.MemberListRequest{})
+	if err == nil && !slices.ContainsFunc(list.Members, func(o *etcdserverpb.Member) bool { return o.ID == other.ID }) {
+		err = fmt.Errorf("%v has %d members, without %x", m, len(list.Members), other.ID)
+	}
+	return err
 }
 
 // Promote makes a voter of a learner as soon as it has caught up.

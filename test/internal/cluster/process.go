@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/engram-kv/engram/bench/process"
+	"github.com/engram-kv/engram/test/internal/race"
 )
 
 const (
@@ -116,14 +117,18 @@ func (m *Member) spawn() error {
 		return err
 	}
 	defer log.Close() // the child has its own
+	initial := []string{"--initial-cluster=" + m.initial}
+	if m.state == "new" && m.c.Discovery != nil {
+		initial = m.c.Discovery
+	}
 	args := []string{
 		m.Program.Path,
 		"--name=" + m.Name, "--data-dir=" + m.DataDir,
 		"--listen-client-urls=" + strings.Join(append([]string{m.ClientURL}, m.c.Listen...), ","), "--advertise-client-urls=" + m.ClientURL,
 		"--listen-peer-urls=" + m.listenPeer, "--initial-advertise-peer-urls=" + m.PeerURL,
-		"--initial-cluster=" + m.initial, "--initial-cluster-state=" + m.state, "--log-level=warn",
+		"--initial-cluster-state=" + m.state, "--log-level=warn",
 	}
-	args = slices.Concat(args, m.c.Flags, m.Program.Flags)
+	args = slices.Concat(args, initial, m.c.Flags, m.Program.Flags)
 	if m.host.Namespace != "" { // ip execs the program: the process id is the program's own
 		args = slices.Concat([]string{"ip", "netns", "exec", m.host.Namespace}, args)
 	}
@@ -142,6 +147,7 @@ func (m *Member) spawn() error {
 	m.cmd, m.exited, m.exitErr, m.paused = cmd, exited, nil, false
 	go func() {
 		err := cmd.Wait()
+		m.c.found(m, race.Of(cmd.Process.Pid))
 		m.mu.Lock()
 		m.exitErr = err
 		m.mu.Unlock()

@@ -32,19 +32,29 @@ const (
 var ErrNotReady = errors.New("member does not serve clients")
 
 // Build builds engram from the module in moduleDir into dir and returns the program's path. Go's build cache makes
-// every build after the first one a link.
+// every build after the first one a link. With Race it is built with the race detector.
 func Build(moduleDir, dir string) (string, error) {
 	program, err := filepath.Abs(filepath.Join(dir, "engram"))
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-o", program, "./cmd/engram")
+	args, cgo := []string{"build"}, "CGO_ENABLED=0"
+	if Race() {
+		args, cgo, program = append(args, "-race"), "CGO_ENABLED=1", program+"-race"
+	}
+	cmd := exec.Command("go", append(args, "-o", program, "./cmd/engram")...)
 	cmd.Dir = moduleDir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), cgo)
 	if text, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build ./cmd/engram in %s: %w\n%s", moduleDir, err, text)
+		return "", fmt.Errorf("%v in %s: %w\n%s", cmd, moduleDir, err, text)
 	}
 	return program, nil
+}
+
+// Race says that ENGRAM_RACE asks for the race detector. Package test/internal/race, of another module, has the same.
+func Race() bool {
+	v := os.Getenv("ENGRAM_RACE")
+	return v != "" && v != "0"
 }
 
 // Options say what to run.

@@ -9,10 +9,9 @@
 package process
 
 import (
-	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
+
+	"github.com/engram-kv/engram/test/internal/race"
 )
 
 // Programs are the paths of the programs under comparison. A path is empty if the program was not asked for.
@@ -26,8 +25,8 @@ type Programs struct {
 func BuildReference(moduleDir, dir string) (Programs, error) {
 	var p Programs
 	for name, path := range map[string]*string{"etcd": &p.Etcd, "etcdctl": &p.Etcdctl, "etcdutl": &p.Etcdutl} {
-		*path = filepath.Join(dir, name)
-		if err := build(moduleDir, "./cmd/"+name, *path); err != nil {
+		var err error
+		if *path, err = race.BuildReference(moduleDir, "./cmd/"+name, filepath.Join(dir, name)); err != nil {
 			return Programs{}, err
 		}
 	}
@@ -36,22 +35,10 @@ func BuildReference(moduleDir, dir string) (Programs, error) {
 
 // BuildEngram builds engram from the parent module in moduleDir into dir and returns the program's path.
 func BuildEngram(moduleDir, dir string) (string, error) {
-	out := filepath.Join(dir, "engram")
-	return out, build(moduleDir, "./cmd/engram", out)
+	return race.Build(moduleDir, "./cmd/engram", filepath.Join(dir, "engram"))
 }
 
 // BuildSnapfile builds the tool snapfile from the parent module in moduleDir into dir and returns its path.
 func BuildSnapfile(moduleDir, dir string) (string, error) {
-	out := filepath.Join(dir, "snapfile")
-	return out, build(moduleDir, "./test/snapfile", out)
-}
-
-func build(moduleDir, pkg, out string) error {
-	cmd := exec.Command("go", "build", "-o", out, pkg)
-	cmd.Dir = moduleDir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build %s in %s: %w\n%s", pkg, moduleDir, err, text)
-	}
-	return nil
+	return race.Build(moduleDir, "./test/snapfile", filepath.Join(dir, "snapfile"))
 }

@@ -1,0 +1,10 @@
+package fault
+
+import (
+	"os"
+	"testing"
+
+	"github.com/engram-kv/engram/test/internal/race"
+)
+
+func TestMain(m *testing.M) { os.Exit(race.Main(m.Run)) }
