@@ -29,8 +29,8 @@ const (
 	mixedEvery      = 300 // operations between two changes of the leader
 )
 
-// quick are flags for tests that lose no power.
-var quick = []string{"--unsafe-no-fsync"}
+// quick are flags for tests that lose no power and keep no secrets.
+var quick = []string{"--unsafe-no-fsync", "--bcrypt-cost=4"}
 
 // other is the program in the other seats, chosen by CLUSTER_PROGRAM.
 func other(t *testing.T) cluster.Program {
@@ -468,14 +468,7 @@ func TestMixedDowngrade(t *testing.T) {
 			check(t, c.Start(ctx, programs...))
 			members := c.Members()
 			ask := func(m *cluster.Member, action etcdserverpb.DowngradeRequest_DowngradeAction, version string) string {
-				client, err := m.Client()
-				check(t, err)
-				r, err := etcdserverpb.NewMaintenanceClient(client.ActiveConnection()).Downgrade(ctx,
-					&etcdserverpb.DowngradeRequest{Action: action, Version: version})
-				if err != nil {
-					return wire.ErrorText(err)
-				}
-				return "version " + r.Version
+				return askDowngrade(ctx, t, m, action, version)
 			}
 			version := func(want string) {
 				for _, m := range members {
@@ -521,6 +514,19 @@ func TestMixedDowngrade(t *testing.T) {
 			check(t, err)
 		})
 	}
+}
+
+// askDowngrade is what a member answers, or its error.
+func askDowngrade(ctx context.Context, t *testing.T, m *cluster.Member, action etcdserverpb.DowngradeRequest_DowngradeAction, version string) string {
+	t.Helper()
+	client, err := m.Client()
+	check(t, err)
+	r, err := etcdserverpb.NewMaintenanceClient(client.ActiveConnection()).Downgrade(ctx,
+		&etcdserverpb.DowngradeRequest{Action: action, Version: version})
+	if err != nil {
+		return wire.ErrorText(err)
+	}
+	return "version " + r.Version
 }
 
 func clusterVersion(m *cluster.Member, want string) error {

@@ -23,8 +23,9 @@ var (
 
 // network is a bridge with a namespace at each port. Clients are at the bridge, so that no partition cuts them off.
 type network struct {
-	bridge string
-	spaces []cluster.Host
+	bridge  string
+	address string // of the bridge
+	spaces  []cluster.Host
 }
 
 // newNetwork makes a network that is removed with the test.
@@ -40,7 +41,7 @@ func newNetwork(t *testing.T) *network {
 	}
 	serial := int(networks.Add(1))
 	net := (firstNetwork + serial) % 250
-	n := &network{bridge: fmt.Sprintf("eg%d-%d", os.Getpid()%1_000_000, serial)}
+	n := &network{bridge: fmt.Sprintf("eg%d-%d", os.Getpid()%1_000_000, serial), address: fmt.Sprintf("10.213.%d.254", net)}
 	t.Cleanup(func() {
 		if err := n.remove(); err != nil {
 			t.Error(err)
@@ -48,7 +49,7 @@ func newNetwork(t *testing.T) *network {
 	})
 	steps := []string{
 		"link add " + n.bridge + " type bridge",
-		fmt.Sprintf("address add 10.213.%d.254/24 dev %s", net, n.bridge),
+		fmt.Sprintf("address add %s/24 dev %s", n.address, n.bridge),
 		"link set " + n.bridge + " up",
 	}
 	for i := range hosts {
