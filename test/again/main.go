@@ -56,6 +56,20 @@ type event struct{ Action, Package, ImportPath, Test, Output string }
 // failure is of one test with all that is below it.
 type failure struct{ Package, Test, Output string }
 
+// A package that did not end has a dump of goroutines in the output of one of its tests. unfinished names the tests that ran;
+// stacks are those of the goroutines that are in a test.
+var unfinished = regexp.MustCompile(`(?s)\nrunning tests:\n(.*?)\n\n`)
+
+func stacks(output string) string {
+	var of strings.Builder
+	for _, block := range strings.Split(output, "\n\n") {
+		if !strings.HasPrefix(block, "goroutine ") || strings.Contains(block, "_test.go:") {
+			of.WriteString(block + "\n\n")
+		}
+	}
+	return of.String()
+}
+
 // read copies what go test would print of the events, and returns the tests that failed. Failures that are no test's, as of a
 // package that does not build, have no Test.
 func read(events io.Reader, verbose bool, out io.Writer) ([]failure, error) {
@@ -96,10 +110,19 @@ func read(events io.Reader, verbose bool, out io.Writer) ([]failure, error) {
 				if e.Test != "" {
 					io.WriteString(out, of(e).String())
 					failures = append(failures, failure{Package: e.Package, Test: e.Test, Output: of(e).String()})
-				} else if !slices.ContainsFunc(failures, func(f failure) bool { return f.Package == e.Package }) {
-					failures = append(failures, failure{Package: e.Package, Output: of(e).String()})
-				} else if crashed.MatchString(of(e).String()) {
-					failures = append(failures, failure{Package: e.Package, Output: of(e).String()})
+				} else {
+					left := of(e).String()
+					for key, text := range output {
+						if key[0] == e.Package && key[1] != "" { // did not end
+							io.WriteString(out, stacks(text.String()))
+							left += text.String()
+							delete(output, key)
+						}
+					}
+					known := slices.ContainsFunc(failures, func(f failure) bool { return f.Package == e.Package })
+					if !known || crashed.MatchString(left) {
+						failures = append(failures, failure{Package: e.Package, Output: left})
+					}
 				}
 				fallthrough
 			case "pass", "skip":
@@ -124,7 +147,11 @@ func excused(failures []failure) error {
 	}
 	for _, f := range failures {
 		if f.Test == "" {
-			return fmt.Errorf("%s failed, and not in a test", f.Package)
+			running := ""
+			if found := unfinished.FindStringSubmatch(strings.ReplaceAll(f.Output, "\t", "")); found != nil {
+				running = ": these did not end: " + strings.ReplaceAll(found[1], "\n", ", ")
+			}
+			return fmt.Errorf("%s failed, and not in a test%s", f.Package, running)
 		}
 		if word := wrong(f.Output); word != "" {
 			return fmt.Errorf("%s %s failed, and says %q", f.Package, f.Test, word)

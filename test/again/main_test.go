@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,7 +20,7 @@ func TestAgain(t *testing.T) {
 	says := func(message string) string { return strings.Replace(first, "%MESSAGE%", message, 1) } // the first time
 	said := fmt.Sprintf("says %q", broken.Mark)
 	for name, test := range map[string]struct {
-		source, cause, report string
+		source, cause, report, timeout string
 	}{
 		"passes":                    {source: "func TestFirst(t *testing.T) {}\n"},
 		"then passes":               {source: says("too late"), report: "example.com/m TestFirst failed once, and passed 3 times alone\n"},
@@ -36,6 +37,8 @@ func TestAgain(t *testing.T) {
 		"panics":   {source: strings.Replace(first, "t.Error(\"%MESSAGE%\")", "panic(1)", 1), cause: `says "panic: "`},
 		"exits":    {source: "func TestFirst(t *testing.T) { os.Exit(3) }\n", cause: "failed"},
 		"no build": {source: "func TestFirst(t *testing.T) { no }\n", cause: "not in a test"},
+		"stands still": {source: "func TestFirst(t *testing.T) { t.Run(\"a\", func(t *testing.T) { select {} }) }\nfunc init() { go func() { for { os.Stat(\"ran\") } }() }\n",
+			timeout: "1s", cause: "these did not end: TestFirst (1s), TestFirst/a (1s)"},
 		"many": {source: "func TestA(t *testing.T) { t.Error(1) }\nfunc TestB(t *testing.T) { t.Error(1) }\nfunc TestC(t *testing.T) { t.Error(1) }\n",
 			cause: "3 failures"},
 	} {
@@ -49,7 +52,7 @@ func TestAgain(t *testing.T) {
 			t.Chdir(dir)
 			t.Setenv("GOWORK", "off")
 			report := filepath.Join(t.TempDir(), "report")
-			err := run([]string{"go", "test", "-timeout=1m", "./..."}, report)
+			err := run([]string{"go", "test", "-timeout=" + cmp.Or(test.timeout, "1m"), "./..."}, report)
 			if test.cause == "" && err != nil || test.cause != "" && (err == nil || !strings.Contains(err.Error(), test.cause)) {
 				t.Errorf("it ends with %v, want %q", err, test.cause)
 			}
