@@ -147,11 +147,11 @@ func (e *engine) ReadIndex(_ time.Time, done func(error)) {
 		case e.asking <- struct{}{}:
 		default:
 		}
-		go func() {
+		e.done.Go(func() { // close waits for it: what a dropped answer gives back it gives back before that
 			<-*hold
 			e.caughtUp.Store(true)
 			done(nil)
-		}()
+		})
 		return
 	}
 	e.caughtUp.Store(true)
