@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -11,6 +12,9 @@ import (
 	"github.com/engram-kv/engram/internal/member"
 	"github.com/engram-kv/engram/internal/raftlog"
 )
+
+// ErrNoLog: a member that was born, or has applied something, has lost its raft log.
+var ErrNoLog = errors.New("no raft log")
 
 // identity says which member of which cluster this is.
 type identity struct {
@@ -34,7 +38,7 @@ func (m *Member) openState(ctx context.Context, metrics *metrics) error {
 		return err
 	}
 	if !exists && born {
-		return fmt.Errorf("%s belongs to member %x, but %s holds no raft log: put the log back, or restore a backup into an empty directory", m.dir.path, known.member, dir)
+		return fmt.Errorf("%s belongs to member %x, but %s holds %w: put the log back, or restore a backup into an empty directory", m.dir.path, known.member, dir, ErrNoLog)
 	}
 	if m.logDir, err = openLogDir(m.seams.FS, dir); err != nil {
 		return err
@@ -115,7 +119,7 @@ func (m *Member) openNew(ctx context.Context, o raftlog.Options) error {
 		return err
 	}
 	if applied, _ := m.machine().Applied(); applied > 0 {
-		return fmt.Errorf("the store in %s has applied index %d but %s holds no raft log: put the log back, or restore a backup into an empty directory", m.dir.path, applied, o.Dir)
+		return fmt.Errorf("the store in %s has applied index %d but %s holds %w: put the log back, or restore a backup into an empty directory", m.dir.path, applied, o.Dir, ErrNoLog)
 	}
 	b, err := planBirth(ctx, m.cfg, m.client, m.clock, m.log)
 	if err != nil {

@@ -30,6 +30,7 @@ var mutants = []mutant{{name: "no sync", noSync: true}, {name: "applied mark apa
 // damage is what a member refuses to start or to go on for when its disk does not hold what it was promised to.
 var damage = []error{
 	raftlog.ErrDamaged, storage.ErrDamaged, consensus.ErrStoreAhead, consensus.ErrLogGap, consensus.ErrStoreMismatch, consensus.ErrLogLost,
+	server.ErrNoLog,
 }
 
 // finds tells what a broken member is found by, an audit or its own refusal, from what may go wrong with a sound one too.
