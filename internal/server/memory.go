@@ -30,16 +30,16 @@ const (
 // often, by GOGC.
 func (m *Member) limitMemory(ctx context.Context) {
 	byLimit, byGarbage := os.Getenv("GOMEMLIMIT") == "", os.Getenv("GOGC") == ""
-	most, percent := config.MemoryLimit(), 100
+	most := config.MemoryLimit()
 	t := m.clock.NewTicker(collectorEvery)
 	defer t.Stop()
 	for {
 		if byLimit {
 			debug.SetMemoryLimit(min(most/10*9, m.cfg.MemoryBudget.Of(most)+storage.UnflushedBytes+bytesPerKey*m.machine().Root().Keys()))
 		}
-		if want := collectorPercent(heap()); byGarbage && math.Abs(float64(want-percent)) > float64(percent)/10 { // each setting stops everybody for a moment
+		live, scanned, is := heap()
+		if want := collectorPercent(live, scanned); byGarbage && math.Abs(float64(want)-float64(is)) > float64(is)/10 { // each setting stops everybody for a moment
 			debug.SetGCPercent(want)
-			percent = want
 		}
 		select {
 		case <-ctx.Done():
@@ -49,12 +49,12 @@ func (m *Member) limitMemory(ctx context.Context) {
 	}
 }
 
-// heap returns what was live at the end of the last collection, in bytes, and how
-// much of that may hold pointers.
-func heap() (live, scanned uint64) {
-	samples := []gometrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/heap:bytes"}}
+// heap returns what was live at the end of the last collection, in bytes, how
+// much of that may hold pointers, and what GOGC is.
+func heap() (live, scanned, percent uint64) {
+	samples := []gometrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/heap:bytes"}, {Name: "/gc/gogc:percent"}}
 	gometrics.Read(samples)
-	return samples[0].Value.Uint64(), samples[1].Value.Uint64()
+	return samples[0].Value.Uint64(), samples[1].Value.Uint64(), samples[2].Value.Uint64()
 }
 
 // collectorPercent is the collector's GOGC. What a collection costs is looking
