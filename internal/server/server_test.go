@@ -2,14 +2,17 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -199,6 +202,58 @@ func TestStopWaitsForReaders(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestStopWithoutDisk: a member whose store cannot be written any more says so when it is stopped, and ends. Another start has all that
+// was acknowledged, from the raft log.
+func TestStopWithoutDisk(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	fs := &noTables{FS: vfs.Default}
+	m, err := tryStartWith(t, dir, slog.New(slog.DiscardHandler), Seams{FS: fs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client(t, m).Put(t.Context(), "a", "1"); err != nil {
+		t.Fatal(err)
+	}
+	fs.gone.Store(true)
+	ended := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		ended <- m.Wait(ctx)
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, errNoTables) {
+			t.Fatalf("it ends with %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it does not end")
+	}
+	m = start(t, dir)
+	defer stop(t, m)
+	if r, err := client(t, m).Get(t.Context(), "a"); err != nil || len(r.Kvs) != 1 || string(r.Kvs[0].Value) != "1" {
+		t.Errorf("after another start %v, %v", r, err)
+	}
+}
+
+// noTables is a file system where no table can be made once they are gone.
+type noTables struct {
+	vfs.FS
+	gone atomic.Bool
+}
+
+var errNoTables = errors.New("input/output error")
+
+func (fs *noTables) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if fs.gone.Load() && strings.HasSuffix(name, ".sst") {
+		return nil, errNoTables
+	}
+	return fs.FS.Create(name, c)
+}
+
+func (fs *noTables) Unwrap() vfs.FS { return fs.FS }
 
 // TestStartsWithoutDurations: 0 is a default, or never, for each option that takes a duration.
 func TestStartsWithoutDurations(t *testing.T) {

@@ -21,7 +21,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -72,9 +71,6 @@ type Options struct {
 	// OnCorruption is called when a block on disk is not what was written. It
 	// must not block. The member should stop: what else is lost nobody knows.
 	OnCorruption func(error)
-	// OnBackgroundError is called on each failed flush or compaction, which
-	// Pebble will retry. It must not block.
-	OnBackgroundError func(error)
 	// Compacting is called for each table that a compaction writes, not a flush, and what it returns after each piece written:
 	// it may hold the compaction back.
 	Compacting func() (wrote func(bytes int))
@@ -100,6 +96,8 @@ type Store struct {
 	readOnly bool
 	closed   sync.Once
 	usage    diskUsage
+
+	background *background
 }
 
 // Open opens or creates the store in o.Dir.
@@ -119,7 +117,7 @@ func Open(o Options) (*Store, error) {
 	if o.CommitVia == nil {
 		o.CommitVia = func(_ *pebble.DB, b *pebble.Batch) error { return b.Commit(pebble.NoSync) }
 	}
-	s := &Store{cache: pebble.NewCache(o.CacheBytes), commit: o.CommitVia, readOnly: o.ReadOnly}
+	s := &Store{cache: pebble.NewCache(o.CacheBytes), commit: o.CommitVia, readOnly: o.ReadOnly, background: newBackground(o.Logger)}
 	if err := checkMarker(o.FS, o.Dir); err != nil {
 		s.cache.Unref()
 		return nil, err
@@ -176,19 +174,15 @@ func checkMarker(fs FS, dir string) error {
 }
 
 func (s *Store) pebbleOptions(o Options) *pebble.Options {
-	var failures failureLog
 	listener := pebble.EventListener{
 		FlushEnd: func(i pebble.FlushInfo) {
+			s.background.ended(flushes, i.Err)
 			if i.Err == nil && o.OnFlush != nil {
 				o.OnFlush()
 			}
 		},
-		BackgroundError: func(err error) {
-			failures.warn(o.Logger, err)
-			if o.OnBackgroundError != nil {
-				o.OnBackgroundError(err)
-			}
-		},
+		CompactionEnd:   func(i pebble.CompactionInfo) { s.background.ended(compactions, i.Err) },
+		BackgroundError: s.background.tell,
 		DataCorruption: func(i pebble.DataCorruptionInfo) {
 			if o.OnCorruption != nil {
 				o.OnCorruption(tableDamage(i))
@@ -196,7 +190,7 @@ func (s *Store) pebbleOptions(o Options) *pebble.Options {
 		},
 	}
 	po := &pebble.Options{
-		FS:                          pacedFS{manifestFS{o.FS}, o.Compacting},
+		FS:                          heldBackFS{pacedFS{manifestFS{o.FS}, o.Compacting}, s.background},
 		Cache:                       s.cache,
 		DisableWAL:                  true,
 		ReadOnly:                    o.ReadOnly,
@@ -231,26 +225,6 @@ const (
 	// outside any budget: all that may be unflushed, and one to begin with.
 	UnflushedBytes = (unflushedMemTables + 1) * memTableBytes
 )
-
-// failureLog tells of failed background work once a second at most: Pebble tries
-// again at once, as often as it fails.
-type failureLog struct {
-	mu     sync.Mutex
-	last   time.Time
-	silent int // failures since that were not told
-}
-
-func (f *failureLog) warn(log *slog.Logger, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	now := time.Now()
-	if now.Sub(f.last) < time.Second {
-		f.silent++
-		return
-	}
-	log.Warn("storage background work failed", "error", err, "silent", f.silent)
-	f.last, f.silent = now, 0
-}
 
 // minTableBytes is Pebble's own target, for the small memtables of tests.
 const minTableBytes = 2 << 20
@@ -294,9 +268,12 @@ func (s *Store) Close() error {
 // in a crash.
 func (s *Store) Abandon() (err error) {
 	s.closed.Do(func() {
-		s.usage.asking.Wait()
-		err = s.db.Close()
-		s.cache.Unref()
+		close(s.background.closing)
+		err = s.background.wait(func() error {
+			s.usage.asking.Wait()
+			defer s.cache.Unref()
+			return s.db.Close()
+		})
 	})
 	return err
 }
@@ -423,9 +400,10 @@ func (d durable) Iter(ctx context.Context, lower, upper []byte) (*pebble.Iterato
 	})
 }
 
-// Flush makes all that was committed durable and returns when it is.
+// Flush makes all that was committed durable and returns when it is, or with an
+// error when nothing that Pebble tries succeeds; it is tried on, then.
 func (s *Store) Flush() error {
-	if err := s.db.Flush(); err != nil {
+	if err := s.background.wait(s.db.Flush); err != nil {
 		return fmt.Errorf("storage: flush: %w", err)
 	}
 	return nil
