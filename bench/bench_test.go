@@ -204,6 +204,60 @@ func TestOpenLoop(t *testing.T) {
 	}
 }
 
+// TestOpenLoopGoesOn: after all slots were busy for a while operations begin when they are due, not in bursts.
+func TestOpenLoopGoesOn(t *testing.T) {
+	m := startMember(t)
+	const stall = 9 * lookAgain / 2 // ends between two looks of the pacer
+	m.endpoint = standingStill(t, strings.TrimPrefix(m.endpoint, "http://"), 10, stall)
+	const operations, due = 100, 10 * time.Millisecond
+	r := m.load(t, "get", "--rate=100", fmt.Sprint("--total=", operations), "--keys=10", "--connections=1", "--streams=1")
+	if l := r.Latency; l.Max < micros(stall/2) || l.P50 >= micros(due) {
+		t.Errorf("half of the operations, one in %v, took %v us or more, and the longest, when the server stood still for %v, %v", due, l.P50, stall, l.Max)
+	}
+}
+
+// standingStill passes on what comes for an address, and stands still once with what that sends.
+func standingStill(t *testing.T, to string, after int, stall time.Duration) (address string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var open sync.WaitGroup
+	t.Cleanup(func() { l.Close(); open.Wait() })
+	pass := func(dst, src net.Conn, pieces int) {
+		defer dst.Close()
+		buf := make([]byte, 32<<10)
+		for ; ; pieces++ {
+			n, err := src.Read(buf)
+			if err != nil {
+				return
+			}
+			if pieces == after {
+				time.Sleep(stall)
+			}
+			if _, err := dst.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+	}
+	open.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", to)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			open.Go(func() { pass(server, client, after+1) })
+			open.Go(func() { pass(client, server, 0) })
+		}
+	})
+	return "http://" + l.Addr().String()
+}
+
 // TestReuse: what was filled and kept is used again, and only if it fits.
 func TestReuse(t *testing.T) {
 	m := startMember(t)

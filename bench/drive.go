@@ -22,6 +22,7 @@ type drive struct {
 	stopped atomic.Bool
 	once    sync.Once
 	done    chan struct{} // closed when it is stopped and nothing is busy
+	wake    chan struct{} // capacity 1: a lane of an open loop has caught up
 
 	mu   sync.Mutex
 	late histogram.Histogram // of an open loop: how late the generator was itself
@@ -79,7 +80,7 @@ func (d *drive) gone() {
 
 // run drives a workload. measured is called when counting begins.
 func (r *runner) run(ctx context.Context, w workload, e extent, measured func()) (*drive, *stats, time.Duration, error) {
-	d := &drive{r: r, work: w, total: e.total, done: make(chan struct{})}
+	d := &drive{r: r, work: w, total: e.total, done: make(chan struct{}), wake: make(chan struct{}, 1)}
 	all, recent := newStats(len(w.kinds())), newStats(len(w.kinds()))
 	_, all.sums = w.(interface{ sums() })
 	for _, l := range r.lanes {
@@ -184,11 +185,14 @@ func (r *runner) look(hopeless bool) {
 // lookAgain bounds how long an open loop sleeps.
 const lookAgain = 50 * time.Millisecond
 
-// pace begins what is due. A lane whose slots are all busy, or that has no connection, goes on by itself when that changes.
+// pace begins what is due. A lane whose slots are all busy, or that has no connection, goes on by itself when that changes, and says
+// when it has caught up.
 func (d *drive) pace(ctx context.Context) {
+	t := time.NewTimer(0)
+	defer t.Stop()
 	for ctx.Err() == nil && !d.stopped.Load() {
 		now := d.r.now()
-		wake := now + int64(lookAgain)
+		next := now + int64(lookAgain)
 		for _, l := range d.r.lanes {
 			l.mu.Lock()
 			if l.next <= now {
@@ -199,12 +203,16 @@ func (d *drive) pace(ctx context.Context) {
 				}
 				l.fill(now)
 			}
-			if l.next > now {
-				wake = min(wake, l.next)
+			if l.behind = l.next <= now; !l.behind {
+				next = min(next, l.next)
 			}
 			l.mu.Unlock()
 		}
-		time.Sleep(time.Duration(wake - d.r.now()))
+		t.Reset(time.Duration(next - d.r.now()))
+		select {
+		case <-t.C:
+		case <-d.wake:
+		}
 	}
 }
 

@@ -27,8 +27,9 @@ type lane struct {
 	slots   []*slot
 	free    []*slot // idle ones
 	// Of an open loop: this lane's operations are due at first, first+every and so on.
-	next  int64
-	every int64
+	next   int64
+	every  int64
+	behind bool // something is due, and the pacer leaves it to the lane
 }
 
 // connect makes the first connection.
@@ -135,6 +136,7 @@ func (l *lane) fill(now int64) {
 		due := now
 		if l.every > 0 {
 			if l.next > now {
+				l.caughtUp()
 				return
 			}
 			due = l.next
@@ -144,6 +146,18 @@ func (l *lane) fill(now int64) {
 		if !l.issue(s, due, now) {
 			return
 		}
+	}
+}
+
+// caughtUp tells the pacer, if it left what was due to the lane, that it has to look after this lane again.
+func (l *lane) caughtUp() {
+	if !l.behind {
+		return
+	}
+	l.behind = false
+	select {
+	case l.drive.wake <- struct{}{}:
+	default:
 	}
 }
 
