@@ -73,6 +73,9 @@ type Core struct {
 	refusedAt  time.Time // when a refused message was last logged
 	refused    int       // not logged since
 
+	kept      []kept // oldest first
+	keptBytes int
+
 	entries []raftpb.Entry // reused for batches that raft copies
 	batch   []*raftpb.Entry
 }
@@ -271,6 +274,7 @@ func (c *Core) Step(in *Input, out *Output) {
 	}
 	for {
 		c.standForElection()
+		c.passKept()
 		c.propose(out)
 		c.askReads(out)
 		if c.Err() != nil || !c.rn.HasReady() {
@@ -410,10 +414,9 @@ func (c *Core) onAppend(m *raftpb.Message) {
 // raftHasMoved tells whether raft leads or follows otherwise than role and leader say, as it may after a message or a tick of this
 // step: ready is to hear of that before raft is given what depends on it. One that follows now passes proposals on as they are,
 // without copying them, and one without a leader drops them.
-func (c *Core) raftHasMoved() bool {
-	st := c.rn.BasicStatus()
-	return st.RaftState != c.role || st.Lead != c.leader
-}
+func (c *Core) raftHasMoved() bool { return c.moved(c.rn.BasicStatus()) }
+
+func (c *Core) moved(st raft.BasicStatus) bool { return st.RaftState != c.role || st.Lead != c.leader }
 
 func (c *Core) onSoftState(s raft.SoftState, out *Output) {
 	if s.RaftState != raft.StateLeader || c.role != raft.StateLeader {

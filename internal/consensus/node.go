@@ -223,8 +223,10 @@ func (n *Node) HandOver(ctx context.Context) error {
 				n.in.in.HandOver = true
 				n.in.shut()
 			}
-		case leader != raft.None || !asked:
+		case !asked:
 			return nil
+		case leader != raft.None:
+			return n.passOn(ctx)
 		}
 		// Asked again and again: raft gives up after an election time-out, for the other may have been too slow.
 		again := n.opt.Clock.NewTimer(n.opt.Tick)
@@ -239,6 +241,19 @@ func (n *Node) HandOver(ctx context.Context) error {
 		}
 		again.Stop()
 	}
+}
+
+// passOn waits for a tick, in which what the others still propose to this member, not having heard who leads now, goes on to that one.
+func (n *Node) passOn(ctx context.Context) error {
+	t := n.opt.Clock.NewTimer(n.opt.Tick)
+	defer t.Stop()
+	select {
+	case <-t.C():
+	case <-n.stopped:
+		return ErrStopped
+	case <-ctx.Done(): // it was handed over all the same
+	}
+	return nil
 }
 
 // otherVoters counts the voters besides this member, and those of them that are connected.

@@ -65,10 +65,13 @@ func (c *Core) admit(id uint64, done func(Result, error), size int, deadline tim
 	return false
 }
 
-// propose gives raft what waits, once a leader is known: everything in one message, unless that grew too long. What is sent to a
-// leader that was removed would be lost, and its proposers would wait for nothing.
+// propose gives raft what waits, once a leader is known that is not about to hand over: everything in one message, unless that grew
+// too long. What is sent to a leader that was removed would be lost, and its proposers would wait for nothing.
 func (c *Core) propose(out *Output) {
-	if len(c.queue)+len(c.confs) == 0 || c.leader == raft.None || c.leaderGone || c.raftHasMoved() {
+	if len(c.queue)+len(c.confs) == 0 || c.leader == raft.None || c.leaderGone {
+		return
+	}
+	if st := c.rn.BasicStatus(); c.moved(st) || handsOver(st) {
 		return
 	}
 	for len(c.queue) > 0 {

@@ -35,6 +35,10 @@ func (c *Core) receive(msgs []*raftpb.Message) {
 		case raftpb.MsgHeartbeatResp:
 			c.answered(m)
 			m = c.withoutForgedCount(m)
+		case raftpb.MsgProp:
+			if c.keep(m) {
+				continue
+			}
 		case raftpb.MsgReadIndex:
 			if !c.knowsCommitted() && c.rn.BasicStatus().RaftState == raft.StateLeader {
 				c.askedEarly(m)
@@ -52,6 +56,57 @@ func (c *Core) askedEarly(m *raftpb.Message) {
 	if c.isMember(m.GetFrom()) {
 		c.early = append(c.early, m)
 	}
+}
+
+// maxKeptBytes bounds the proposals of other members that are kept.
+const maxKeptBytes = 16 << 20
+
+// kept is a message with proposals of another member, and when it came.
+type kept struct {
+	message *raftpb.Message
+	at      time.Time
+}
+
+// keep holds back proposals of another member while raft would drop them, and tells whether it did: their proposers would hear
+// nothing until they time out. That is so while this member hands over leadership and until it knows who leads next.
+func (c *Core) keep(m *raftpb.Message) bool {
+	size := proto.Size(m)
+	if !c.unsettled() || c.keptBytes+size > maxKeptBytes {
+		return false
+	}
+	c.kept, c.keptBytes = append(c.kept, kept{m, c.now}), c.keptBytes+size
+	return true
+}
+
+// passKept gives raft what was kept, once it takes it. What is older than two election time-outs is dropped.
+func (c *Core) passKept() {
+	if len(c.kept) == 0 {
+		return
+	}
+	stays := c.unsettled()
+	waiting := c.kept
+	c.kept, c.keptBytes = nil, 0
+	for _, k := range waiting {
+		switch m := k.message; {
+		case c.now.Sub(k.at) > 2*c.opt.electionTimeout():
+			c.opt.Logger.Debug("dropped proposals, nobody leads", "from", m.GetFrom(), "count", len(m.GetEntries()))
+		case stays:
+			c.kept, c.keptBytes = append(c.kept, k), c.keptBytes+proto.Size(m)
+		default: // as one of this member's own, or whoever leads now might get it from itself
+			c.step(&raftpb.Message{Type: m.Type, From: new(c.opt.ID), Entries: m.Entries})
+		}
+	}
+}
+
+// unsettled tells whether raft drops proposals as things are.
+func (c *Core) unsettled() bool {
+	st := c.rn.BasicStatus()
+	return st.Lead == raft.None || handsOver(st)
+}
+
+// handsOver tells whether raft leads and is giving that up.
+func handsOver(st raft.BasicStatus) bool {
+	return st.RaftState == raft.StateLeader && st.LeadTransferee != raft.None
 }
 
 // passing returns what is taken of a message while the gate is shut, nil if nothing is. Of proposals that another member passes on in

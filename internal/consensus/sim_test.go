@@ -251,7 +251,7 @@ var (
 	simSeed  = flag.Uint64("seed", 0, "first seed to simulate")
 )
 
-var seedsBySize = map[int]uint64{1: 100, 3: 30, 5: 5}
+var seedsBySize = map[int]uint64{1: 100, 3: 30, 5: 8}
 
 func TestSimulation(t *testing.T) {
 	for _, size := range []int{1, 3, 5} {
