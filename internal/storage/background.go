@@ -26,8 +26,8 @@ type background struct {
 
 	mu     sync.Mutex
 	fails  [works]failing
-	last   time.Time // when something failed
-	retry  time.Duration
+	last   time.Time     // when something failed
+	retry  time.Duration // what is tried waits so long after that
 	told   time.Time
 	silent int // failures since that were not told
 
@@ -41,10 +41,10 @@ const (
 	works
 )
 
-// failing is a kind of work of which nothing succeeded since; zero if all is well.
+// failing is a kind of work of which nothing succeeded since, and which failed last then; zero if all is well.
 type failing struct {
-	since time.Time
-	err   error
+	since, last time.Time
+	err         error
 }
 
 func newBackground(log *slog.Logger) *background {
@@ -66,7 +66,7 @@ func (b *background) ended(kind int, err error) {
 	if b.fails[kind].since.IsZero() {
 		b.fails[kind].since = now
 	}
-	b.fails[kind].err = err
+	b.fails[kind].last, b.fails[kind].err = now, err
 	b.last, b.retry = now, min(max(2*b.retry, retryFirst), retryMost)
 }
 
@@ -99,12 +99,13 @@ func (b *background) holdBack() {
 	}
 }
 
-// hopeless is why it is of no use to wait any longer for what was asked of Pebble then; nil if it is.
+// hopeless is why it is of no use to wait any longer for what was asked of Pebble then; nil if it is. What did not fail for some time
+// is not tried any more, or takes its time.
 func (b *background) hopeless(asked time.Time) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, f := range b.fails {
-		if from := later(f.since, asked); f.err != nil && time.Since(from) > patience {
+		if from := later(f.since, asked); f.err != nil && time.Since(from) > patience && time.Since(f.last) < 2*retryMost {
 			return fmt.Errorf("nothing has succeeded for %v: %w", time.Since(f.since).Round(time.Millisecond), f.err)
 		}
 	}

@@ -69,6 +69,31 @@ func TestFlushThatFails(t *testing.T) {
 	}
 }
 
+// TestHopeless: only what fails again and again, for a while, says that waiting is of no use.
+func TestHopeless(t *testing.T) {
+	now := time.Now()
+	long, just := now.Add(-time.Hour), now.Add(-retryMost)
+	for name, c := range map[string]struct {
+		fails failing
+		asked time.Time
+		want  bool
+	}{
+		"all is well":           {asked: long},
+		"fails again and again": {failing{long, just, errBroken}, long, true},
+		"asked just now":        {failing{long, just, errBroken}, just, false},
+		"fails since just now":  {failing{just, just, errBroken}, long, false},
+		"failed once":           {failing{long, long, errBroken}, long, false},
+	} {
+		for kind := range works {
+			b := newBackground(nil)
+			b.fails[kind] = c.fails
+			if err := b.hopeless(c.asked); (err != nil) != c.want || err != nil && !errors.Is(err, errBroken) {
+				t.Errorf("%s, kind %d: %v", name, kind, err)
+			}
+		}
+	}
+}
+
 // TestCloseThatFails: a store that cannot be flushed is closed all the same, and holds what was flushed before.
 func TestCloseThatFails(t *testing.T) {
 	t.Parallel()
