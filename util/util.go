@@ -64,10 +64,11 @@ type Streams struct {
 }
 
 // Main runs the tool on the process's own streams and returns the exit code. calledAs is how it was called: "etcdutl" or "etcdctl"
-// keep etcd's defaults where ours are safer. An interrupted command removes what it had begun.
+// keep etcd's defaults where ours are safer. An interrupted command removes what it had begun; a second interrupt does not wait for that.
 func Main(calledAs string, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
+	context.AfterFunc(ctx, stop)
 	return Run(ctx, calledAs, args, Streams{Out: os.Stdout, Err: os.Stderr})
 }
 

@@ -135,10 +135,11 @@ func serve(calledAs string, args []string) int {
 	return 0
 }
 
-// runMember serves until a signal or a failure.
+// runMember serves until a signal or a failure. A second signal does not wait for what the first one has begun.
 func runMember(cfg *config.Config, log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop)
 	m, err := server.Start(ctx, cfg, log)
 	if err != nil {
 		return err

@@ -196,6 +196,31 @@ func TestGreeting(t *testing.T) {
 	m.end(syscall.SIGTERM)
 }
 
+// TestSecondSignal: a member that takes its time to stop, for it cannot write its store any more, ends at once when it is told again.
+func TestSecondSignal(t *testing.T) {
+	dir := t.TempDir()
+	m := greeted(t, dir, "--listen-client-urls=http://127.0.0.1:0", "--advertise-client-urls=http://127.0.0.1:0", "--listen-peer-urls=http://127.0.0.1:0")
+	m.tries(dir)
+	if err := os.RemoveAll(filepath.Join(dir, "default.engram", "store")); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- m.cmd.Wait() }()
+	again := time.NewTicker(10 * time.Millisecond) // it may not have taken note of the first one yet
+	defer again.Stop()
+	for running := true; running; {
+		_ = m.cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-ended:
+			running = false
+		case <-again.C:
+		}
+	}
+	if status, ok := m.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGTERM {
+		t.Errorf("it ended with %v, want by the signal", m.cmd.ProcessState)
+	}
+}
+
 // TestDefaults: without any configuration a member is on etcd's ports, and the tool finds it there without being told.
 func TestDefaults(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:2379", "127.0.0.1:2380"} {
