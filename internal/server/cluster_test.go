@@ -97,8 +97,13 @@ func (w testWriter) Write(b []byte) (int, error) {
 
 // close ends the member and waits for it; it may have ended before.
 func (c *clusterMember) close() {
+	c.t.Helper()
 	c.stop()
-	<-c.ended
+	select {
+	case <-c.ended:
+	case <-time.After(time.Minute): // or all tests would hang
+		c.t.Errorf("%s does not stop", c.name)
+	}
 }
 
 func dialMembers(t *testing.T, members ...*clusterMember) *clientv3.Client {

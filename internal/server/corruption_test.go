@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -77,6 +78,8 @@ func TestInitialCheckBesideCalls(t *testing.T) {
 			g := &gate{slog.NewTextHandler(testWriter{t, "b"}, nil), c.held, make(chan struct{}, 10), make(chan struct{})}
 			victim.seams, victim.log = server.Seams{InitialHashBytes: 1}, slog.New(g)
 			victim.start(all, "new")
+			open := sync.OnceFunc(func() { close(g.open) })
+			t.Cleanup(open) // before the member is stopped, which waits for who is held
 			select {
 			case <-g.reached:
 			case err := <-victim.ended:
@@ -84,6 +87,7 @@ func TestInitialCheckBesideCalls(t *testing.T) {
 			case <-ctx.Done():
 				t.Fatal("it compares nothing")
 			}
+			waitServes(ctx, t, own) // it has to connect anew
 			p, err := own.Put(ctx, "while it compares", "x")
 			if err != nil {
 				t.Fatalf("a put while it compares: %v", err)
@@ -91,7 +95,7 @@ func TestInitialCheckBesideCalls(t *testing.T) {
 			if r, err := own.Get(ctx, "while it compares"); err != nil || r.Count != 1 || r.Header.Revision < p.Header.Revision {
 				t.Fatalf("a read while it compares: %v %v", r, err)
 			}
-			close(g.open)
+			open()
 			if c.spoil {
 				select {
 				case err := <-victim.ended:

@@ -59,8 +59,15 @@ func stop(t *testing.T, m *Member) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := m.Wait(ctx); err != nil {
-		t.Fatal(err)
+	ended := make(chan error, 1)
+	go func() { ended <- m.Wait(ctx) }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(time.Minute): // or all tests would hang
+		t.Fatal("it does not stop")
 	}
 }
 
