@@ -245,7 +245,7 @@ func judgeFlip(t *testing.T, fs vfs.FS, want, file string) (verdict string) {
 		}
 	}()
 	named := func(err error) string {
-		if strings.Contains(err.Error(), path.Base(file)) {
+		if strings.Contains(err.Error(), path.Dir(file)) && strings.Contains(err.Error(), path.Base(file)) {
 			return "refused"
 		}
 		return "WRONG: refused without naming the file: " + err.Error()
