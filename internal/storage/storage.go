@@ -56,7 +56,8 @@ type Options struct {
 	// machine each time. Default 16 MiB.
 	MemTableBytes uint64
 	// Manual turns automatic compactions off and lets only the caller flush,
-	// so that a simulation decides when the disk is touched.
+	// so that a simulation decides when the disk is touched; what fails is tried
+	// again at once, then: its time is not that of the machine.
 	Manual bool
 	// ReadOnly opens a store that is there and leaves its files as they are, but
 	// for the LOCK file.
@@ -190,7 +191,7 @@ func (s *Store) pebbleOptions(o Options) *pebble.Options {
 		},
 	}
 	po := &pebble.Options{
-		FS:                          heldBackFS{pacedFS{manifestFS{o.FS}, o.Compacting}, s.background},
+		FS:                          pacedFS{manifestFS{o.FS}, o.Compacting},
 		Cache:                       s.cache,
 		DisableWAL:                  true,
 		ReadOnly:                    o.ReadOnly,
@@ -211,6 +212,8 @@ func (s *Store) pebbleOptions(o Options) *pebble.Options {
 	if o.Manual {
 		// Nobody compacts, so commits and flushes must not wait for it.
 		po.L0StopWritesThreshold = math.MaxInt32
+	} else {
+		po.FS = heldBackFS{po.FS, s.background}
 	}
 	po.Experimental.SpanPolicyFunc = spanPolicy
 	return po
