@@ -268,12 +268,17 @@ func (c *conn) quiet() bool {
 // fail ends the connection from outside of its reader.
 func (c *conn) fail(e *connError) {
 	c.mu.Lock()
-	if c.failure == nil {
-		c.failure = e
-	}
+	c.doom(e)
 	c.mu.Unlock()
 	c.halt.Do(func() { close(c.halted) })
 	_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // has the reader look
+}
+
+// doom notes why the connection is to end, which fail then sees to. The lock is held.
+func (c *conn) doom(e *connError) {
+	if c.failure == nil {
+		c.failure = e
+	}
 }
 
 // hangUp closes the connection without a word: the client does not read, or

@@ -98,8 +98,10 @@ func (s *stream) push(it outItem) bool {
 	c.enqueue(s, it)
 	c.kick()
 	if c.overfull() {
+		full := calm(limitOutput, "answers are not read")
+		c.doom(full) // or others would add to it till this goroutine runs again
 		c.mu.Unlock()
-		c.fail(calm(limitOutput, "answers are not read"))
+		c.fail(full)
 		c.mu.Lock()
 	}
 	return true
