@@ -57,14 +57,7 @@ func TestInitialCheckBesideCalls(t *testing.T) {
 			cli := dialMembers(t, all...)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			var last int64
-			for i := range 20 {
-				p, err := cli.Put(ctx, fmt.Sprintf("key%d", i), strings.Repeat("v", 500))
-				if err != nil {
-					t.Fatal(err)
-				}
-				last = p.Header.Revision
-			}
+			last := putKeys(ctx, t, cli)
 			victim := all[1]
 			own := dialMembers(t, victim)
 			waitRevision(ctx, t, victim, last)
@@ -157,14 +150,7 @@ func TestChecksWhileRunning(t *testing.T) {
 			cli, victim := dialMembers(t, all...), all[1]
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			var last int64
-			for i := range 20 {
-				p, err := cli.Put(ctx, fmt.Sprintf("key%d", i), strings.Repeat("v", 500))
-				if err != nil {
-					t.Fatal(err)
-				}
-				last = p.Header.Revision
-			}
+			last := putKeys(ctx, t, cli)
 			for _, m := range all {
 				waitRevision(ctx, t, m, last)
 			}
@@ -219,6 +205,19 @@ func TestChecksWhileRunning(t *testing.T) {
 			}
 		})
 	}
+}
+
+// putKeys puts key0 to key19, with long values, and returns the last revision.
+func putKeys(ctx context.Context, t *testing.T, cli *clientv3.Client) (last int64) {
+	t.Helper()
+	for i := range 20 {
+		p, err := cli.Put(ctx, fmt.Sprintf("key%d", i), strings.Repeat("v", 500))
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = p.Header.Revision
+	}
+	return last
 }
 
 // waitRevision waits until a member has a revision.
