@@ -170,7 +170,7 @@ func TestMetadata(t *testing.T) {
 	}}}})
 	conn := s.dial(t)
 	made := 0
-	for i := range 100 {
+	for i := range 50 { // each adds its time-out to the client's header table, which is full after some seventy and begins anew
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute-time.Duration(i))
 		ctx = metadata.AppendToOutgoingContext(ctx, "k", "v1", "k", "v2", "blob-bin", "\x00\xff", "token", strings.Repeat("t", 300))
 		if _, err := invoke(ctx, conn, "/s/m", nil); err != nil {
@@ -187,7 +187,7 @@ func TestMetadata(t *testing.T) {
 		}
 		md.Cache(func() any { made++; return made })
 	}
-	if made > 4 { // the first, the second, which the client packs by its table, and those after its table, to which each time-out adds, was full
+	if made > 2 {
 		t.Errorf("what is cached with a header block was made %d times", made)
 	}
 }
