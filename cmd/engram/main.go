@@ -30,6 +30,7 @@ import (
 	"github.com/engram-kv/engram/ctl"
 	"github.com/engram-kv/engram/internal/config"
 	"github.com/engram-kv/engram/internal/logging"
+	"github.com/engram-kv/engram/internal/processors"
 	"github.com/engram-kv/engram/internal/server"
 	"github.com/engram-kv/engram/play"
 	"github.com/engram-kv/engram/util"
@@ -140,6 +141,7 @@ func runMember(cfg *config.Config, log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
+	processors.Follow(ctx)
 	m, err := server.Start(ctx, cfg, log)
 	if err != nil {
 		return err

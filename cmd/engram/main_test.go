@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -194,6 +196,38 @@ func TestGreeting(t *testing.T) {
 		t.Errorf("after a restart: %q", got)
 	}
 	m.end(syscall.SIGTERM)
+}
+
+// TestProcessors: a member has more of Go's processors than CPUs, unless the operator says how many.
+func TestProcessors(t *testing.T) {
+	processors := func(set string) (n int) {
+		t.Helper()
+		t.Setenv("GOMAXPROCS", set)
+		m := greeted(t, t.TempDir(), "--listen-client-urls=http://127.0.0.1:0", "--advertise-client-urls=http://127.0.0.1:0", "--listen-peer-urls=http://127.0.0.1:0")
+		defer m.end(syscall.SIGTERM)
+		resp, err := http.Get("http://" + m.said["clients"] + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, text, _ = bytes.Cut(text, []byte("\ngo_sched_gomaxprocs_threads "))
+		if _, err := fmt.Sscan(string(text), &n); err != nil {
+			t.Fatalf("go_sched_gomaxprocs_threads: %v", err)
+		}
+		return n
+	}
+	if set := processors("1"); set != 1 {
+		t.Errorf("%d processors with GOMAXPROCS=1", set)
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	runtime.SetDefaultGOMAXPROCS()
+	if got, cpus := processors(""), runtime.GOMAXPROCS(0); got <= cpus {
+		t.Errorf("%d processors for %d CPUs, want more", got, cpus)
+	}
 }
 
 // TestSecondSignal: a member that takes its time to stop, for it cannot write its store any more, ends at once when it is told again.

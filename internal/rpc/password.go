@@ -5,12 +5,12 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
-	"runtime"
 	"sync/atomic"
 
 	"golang.org/x/crypto/bcrypt"
 
 	"github.com/engram-kv/engram/internal/auth"
+	"github.com/engram-kv/engram/internal/processors"
 )
 
 // maxHashing is how many calls may wait to hash or compare a password.
@@ -28,7 +28,7 @@ type hasher struct {
 }
 
 func newHasher(cost int) *hasher {
-	return &hasher{cost: cost, places: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))}
+	return &hasher{cost: cost, places: make(chan struct{}, max(1, processors.CPUs()/2))}
 }
 
 // enter waits for a place. Leave gives it back.
