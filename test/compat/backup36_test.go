@@ -15,8 +15,9 @@ func TestBackupToEtcd36(t *testing.T) {
 	if programs.Engram == "" {
 		t.Skip("COMPAT_SUBJECT=etcd: there is no Engram to save a backup")
 	}
+	etcd, util := seat(t, "etcd36"), seat(t, "etcdutl36") // built while no other test runs
+	t.Parallel()                                          // it waits more than it works
 	ctx, c := mixedContext(t), tools{t: t}
-	etcd, util := seat(t, "etcd36"), seat(t, "etcdutl36")
 	cl := newCluster(t, quick...)
 	check(t, cl.Start(ctx, etcd, seat(t, "engram")))
 	m := cl.Of("engram")

@@ -44,12 +44,14 @@ func sides(t *testing.T) [2]side {
 // TestBackupInterchange saves a backup from each program with each tool, restores it with each tool, and starts the program on
 // it: hash, keys, leases, users and roles are the same as before, and the restored member works on.
 func TestBackupInterchange(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	if programs.Engram == "" {
 		t.Skip("COMPAT_SUBJECT=etcd: there is no other program to exchange backups with")
 	}
 	all := sides(t)
 	for _, from := range all {
 		t.Run("from "+from.name, func(t *testing.T) {
+			t.Parallel()
 			c := tools{t: t}
 			dir := t.TempDir()
 			s, err := process.Start(process.Options{Program: from.server, Dir: dir, Name: "m"})
@@ -96,6 +98,7 @@ func TestBackupInterchange(t *testing.T) {
 
 // TestBackupBump restores with a raised revision on both programs: equal hashes, and watchers of old revisions are told.
 func TestBackupBump(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	if programs.Engram == "" {
 		t.Skip("COMPAT_SUBJECT=etcd: there is no other program to compare with")
 	}
@@ -379,11 +382,13 @@ func difference(a, b string) string {
 // TestBackupMixed restores one cluster of both programs from one file, each member with its own program's tool, and has
 // members of both join it.
 func TestBackupMixed(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	if programs.Engram == "" {
 		t.Skip("COMPAT_SUBJECT=etcd: there is no other program to be in a cluster with")
 	}
 	for _, bump := range [][]string{nil, {"--bump-revision", "1000", "--mark-compacted"}} {
 		t.Run(fmt.Sprintf("bump %q", bump), func(t *testing.T) {
+			t.Parallel()
 			ctx, all, c := mixedContext(t), sides(t), tools{t: t}
 			cl := newCluster(t, quick...)
 			etcd, engram := reference(t), cluster.Program{Name: "engram", Path: programs.Engram}

@@ -18,13 +18,14 @@ import (
 // TestMixedHashChecks has a mixed cluster under load and compaction compare hashes all the time, while leadership goes
 // round: a real member acts on the first difference it sees, and so must see none. No alarm is raised.
 func TestMixedHashChecks(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	soak := 40 * time.Second
 	if os.Getenv("ENGRAM_CI") != "" {
 		soak = 2 * time.Minute
 	}
 	for name, programs := range compositions(t) {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // it waits more than it works
+			t.Parallel()
 			ctx := mixedContext(t)
 			c := newCluster(t, "--unsafe-no-fsync", "--corrupt-check-time=1s", "--compact-hash-check-time=1s", "--feature-gates=CompactHashCheck=true,InitialCorruptCheck=true")
 			check(t, c.Start(ctx, programs...))

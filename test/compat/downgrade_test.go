@@ -209,6 +209,7 @@ func TestDowngradeJoined(t *testing.T) {
 	if older(o) {
 		return // it is down already
 	}
+	t.Parallel() // as its subtests are
 	for _, p := range []cluster.Program{o, e} {
 		t.Run(p.Name, func(t *testing.T) {
 			d := newDescent(t, p, p, p)

@@ -22,6 +22,7 @@ type foreign struct {
 
 // TestEtcdctl34 uses a client some releases older than the server, as scripts of users do.
 func TestEtcdctl34(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	program, err := exec.LookPath("etcdctl")
 	if err != nil {
 		const text = "etcdctl is not installed: apt-get install etcd-client"

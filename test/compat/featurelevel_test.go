@@ -18,6 +18,7 @@ import (
 // TestMixedFeatureLevel: three Engram members agree on a feature level above etcd's, which a member of etcd takes from them
 // until it is gone. It reads the entries that carry the level, again after a restart too, and no client of it can raise the level.
 func TestMixedFeatureLevel(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	if programs.Engram == "" {
 		return
 	}

@@ -29,8 +29,13 @@ var importSources = []string{"etcd", "etcd36", "etcd35"}
 // mistake, which must fail, and at last taken back to what it left.
 func TestImport(t *testing.T) {
 	for _, name := range importSources {
+		seat(t, name) // built while no other test runs
+	}
+	t.Parallel() // it waits more than it works
+	for _, name := range importSources {
 		for _, kill := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, killed %t", name, kill), func(t *testing.T) {
+				t.Parallel()
 				p := reference(t)
 				if name != "etcd" {
 					p = seat(t, name)
@@ -131,8 +136,10 @@ func forgetToken(c *cluster.Cluster, m *cluster.Member) error {
 // TestImportInPlace takes a cluster of three voters and a learner from etcd to Engram in place, one member after the other on its
 // own data, under write load: no acknowledged write is lost, watchers miss nothing, and all agree at each step.
 func TestImportInPlace(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	for _, name := range []string{"etcd", "etcd36"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			e, o := seat(t, name), seat(t, "engram")
 			e.Name = name
 			if name == "etcd" {
@@ -186,6 +193,7 @@ func TestImportInPlace(t *testing.T) {
 // TestImportTogether stops all three members of a cluster of etcd 3.5, which is not one that Engram shares with others, and imports all: the
 // way that is told of for such a cluster.
 func TestImportTogether(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	ctx := mixedContext(t)
 	c := newCluster(t, "--snapshot-count=100")
 	old := seat(t, "etcd35")

@@ -27,9 +27,10 @@ const (
 // TestMixedSpace fills a mixed cluster. All members refuse the same, and go on with the same; the alarm stays, though an Engram leads and there is space
 // again, until somebody clears it, since members of etcd leave that to people. Then all take writes.
 func TestMixedSpace(t *testing.T) {
+	t.Parallel() // it waits for the clock
 	for name, programs := range compositions(t) {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // it waits for the clock
+			t.Parallel()
 			ctx := mixedContext(t)
 			c := newCluster(t, append(quick, fmt.Sprintf("--quota-backend-bytes=%d", spaceQuota))...)
 			check(t, c.Start(ctx, programs...))

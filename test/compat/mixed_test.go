@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,6 +39,9 @@ func other(t *testing.T) cluster.Program {
 	return seat(t, cluster.Chosen())
 }
 
+// builds has what TestMain does not build, by name. Each is built once: two builds at once could write what a member is started from.
+var builds sync.Map
+
 // seat is a program by its name.
 func seat(t *testing.T, name string) cluster.Program {
 	t.Helper()
@@ -50,7 +54,8 @@ func seat(t *testing.T, name string) cluster.Program {
 		}
 		return cluster.Program{Name: "engram", Path: programs.Engram}
 	}
-	p, err := cluster.Build(name)
+	build, _ := builds.LoadOrStore(name, sync.OnceValues(func() (cluster.Program, error) { return cluster.Build(name) }))
+	p, err := build.(func() (cluster.Program, error))()
 	if err != nil {
 		t.Fatalf("%s=%s: %v", cluster.ProgramVariable, name, err)
 	}
@@ -111,9 +116,11 @@ func check(t *testing.T, err error) {
 // TestMixedOperations sends random operations to the members of one cluster in turn and compares what they answer, while
 // leadership goes round; with auth, users and permissions change too.
 func TestMixedOperations(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	for name, programs := range compositions(t) {
 		for _, auth := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, auth %t", name, auth), func(t *testing.T) {
+				t.Parallel()
 				ctx := mixedContext(t)
 				c := newCluster(t, quick...)
 				check(t, c.Start(ctx, programs...))
@@ -282,13 +289,17 @@ func report(t *testing.T, ctx context.Context, l *history.Load) history.Report {
 // first from a single member to a learner, which then leads and sends one to a second of the first kind. There is load, and
 // compaction, meanwhile. With auth, which a learner cannot be asked under, members join as voters, and users come with the snapshot.
 func TestMixedSnapshot(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	o := other(t)
 	for _, pair := range [][2]cluster.Program{{reference(t), o}, {o, reference(t)}} {
 		if older(pair[1]) {
 			continue // a cluster of version 3.7 does not let it in
 		}
 		for _, auth := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s first, auth %t", pair[0].Name, auth), func(t *testing.T) { mixedSnapshot(t, pair, auth) })
+			t.Run(fmt.Sprintf("%s first, auth %t", pair[0].Name, auth), func(t *testing.T) {
+				t.Parallel()
+				mixedSnapshot(t, pair, auth)
+			})
 		}
 	}
 }
@@ -383,12 +394,13 @@ func metric(m *cluster.Member, name string) (sum float64, err error) {
 // TestMixedLeases follows leases over changes of the leader: kept alive through any member they live, and left alone they
 // end, not before their time.
 func TestMixedLeases(t *testing.T) {
+	t.Parallel()               // it waits for the clock
 	const ttl, leftTTL = 8, 20 // seconds
 	// least is what a lease still has at least that began anew not before since; TimeToLive cuts fractions off.
 	least := func(ttl int64, since time.Time) int64 { return ttl - 1 - int64(time.Since(since)/time.Second) }
 	for name, programs := range compositions(t) {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // it waits for the clock
+			t.Parallel()
 			ctx := mixedContext(t)
 			c := newCluster(t, quick...)
 			check(t, c.Start(ctx, programs...))
@@ -457,12 +469,13 @@ func TestMixedLeases(t *testing.T) {
 
 // TestMixedDowngrade asks all members for a downgrade: they answer alike, and all know of one that is on.
 func TestMixedDowngrade(t *testing.T) {
+	t.Parallel() // it waits for the clock
 	if older(other(t)) || older(reference(t)) {
 		t.Skip("such a cluster has the older version already")
 	}
 	for name, programs := range compositions(t) {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // it waits for the clock
+			t.Parallel()
 			ctx := mixedContext(t)
 			c := newCluster(t, quick...)
 			check(t, c.Start(ctx, programs...))

@@ -23,6 +23,7 @@ import (
 // TestMixedPeerTLS: real members and Engram members talk over TLS, with certificates of one CA that each side demands, and with
 // certificates that they make themselves.
 func TestMixedPeerTLS(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	if programs.Engram == "" {
 		return
 	}
@@ -35,6 +36,7 @@ func TestMixedPeerTLS(t *testing.T) {
 		{"auto", func(*testing.T) []string { return []string{"--peer-auto-tls"} }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			ctx := mixedContext(t)
 			mixed := newCluster(t, append(c.flags(t), quick...)...)
 			mixed.PeerTLS = true

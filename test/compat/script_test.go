@@ -16,6 +16,7 @@ import (
 
 // TestScripts carries out every script under testdata/scripts, each on a pair of its own.
 func TestScripts(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	runScripts(t, "testdata/scripts", subject)
 }
 

@@ -159,6 +159,7 @@ func alertOf(err error) string {
 
 // TestTLSClients has clients of all kinds come to servers of all kinds: both programs let in the same.
 func TestTLSClients(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	certs, others := newCertificates(t), newCertificates(t)
 	certs.issue("server", "127.0.0.1", "localhost")
 	certs.issue("bare")
@@ -483,6 +484,7 @@ var healthTook = regexp.MustCompile(`took = \S+`)
 
 // TestTLSCommands runs etcdctl and our ctl over TLS.
 func TestTLSCommands(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	certs := newCertificates(t)
 	certs.issue("server", "127.0.0.1")
 	certs.issue("bare")
